@@ -6,9 +6,10 @@ import multiprocessing
 import pickle
 from datetime import timedelta
 
+import psycopg
 import pytest
 
-from tickwheel.durable import Backoff, Request, Scheduler, TaskFunction
+from tickwheel.durable import Backoff, NotStarted, Request, Scheduler, TaskFunction
 from tickwheel.values.options import OPTIONS
 
 
@@ -279,3 +280,56 @@ class TestOptions:
         async with app:
             task = await send.submit("secret", delay=60, key="k")
         assert repr(task) == f"Task({task.id!r}, 'send', delay, due_at={task.due_at}, key='k')"
+
+
+class TestSubmitSync:
+    """Plain functions submit without an event loop; the scheduler may run in either way."""
+
+    def test_it_stores_after_blocking_was_started(self, app):
+        @app.task
+        def send(to, *, text="hello"):
+            return f"{text} {to}"
+
+        with app.blocking() as b:
+            task = send.submit_sync("ann", text="bye")
+            assert b.wait(task, timeout=60).result == "bye ann"
+            later = send.options(delay=60, key="k").submit_sync("ann", text="bye")
+            assert (b.get(later).payload, later.key) == ({"to": "ann", "text": "bye"}, "k")
+
+    @pytest.mark.asyncio
+    async def test_a_plain_task_function_may_call_it(self, app):
+        @app.task
+        def following(what):
+            pass
+
+        @app.task
+        def first(what):
+            return following.submit_sync(what, delay=60).id
+
+        async with app:
+            done = await app.wait(await first.submit("a"), timeout=60)
+            assert (await app.get(done.result)).payload == ["a"]
+
+    @pytest.mark.asyncio
+    async def test_on_an_event_loop_it_is_refused_instead_of_hanging(self, app):
+        send = app.task(name="send")(nothing)
+        async with app:
+            with pytest.raises(RuntimeError, match="await"):
+                send.submit_sync()
+
+    @pytest.mark.parametrize("options", [{}, {"connection": object()}])
+    def test_it_needs_a_running_scheduler(self, app, options):
+        send = app.task(name="send")(nothing)
+        with pytest.raises(NotStarted, match="blocking"):
+            send.submit_sync(**options)
+
+    def test_it_stores_in_the_transaction_of_your_connection(self, postgres_url):
+        app = Scheduler(postgres_url)
+        send = app.task(name="send")(nothing)
+        with app.blocking() as b, psycopg.connect(postgres_url) as connection:
+            kept = send.submit_sync(delay=60, connection=connection)
+            connection.commit()
+            lost = send.submit_sync(delay=60, connection=connection)
+            connection.rollback()
+            assert [task.id for task in b.list().items] == [kept.id]
+            assert lost.id != kept.id

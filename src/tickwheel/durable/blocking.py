@@ -39,6 +39,29 @@ def blocking(
     return wait
 
 
+def submit_sync(
+    app: Scheduler,
+    run: Callable[[Coroutine[Any, Any, Any]], Any],
+    target: Target,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Task:
+    """Submit from a thread without a loop; `run` runs a coroutine on the scheduler's loop.
+
+    The user's connection is used in the calling thread.
+    """
+    task: Task
+    if kwargs.get("connection") is None:
+        task = run(app.submit(target, *args, **kwargs))
+        return task
+    node = app.node
+    submission, connection = run(app._submission(node, target, args, kwargs))
+    if connection is None:
+        task = run(node.submit.submit(submission))
+        return task
+    return node.submit.task_of(submission, node.store.within_now(connection, submission))
+
+
 async def call_on_loop(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a function in the loop's thread, to which the node's state belongs."""
     return function(*args, **kwargs)
@@ -80,13 +103,7 @@ class Blocking:
         This verb and those below use your `connection=` in your thread.
         """
         self._check_running()
-        if kwargs.get("connection") is None:
-            return self._thread.run(self._app.submit(target, *args, **kwargs))
-        node = self._node()
-        submission, connection = self._thread.run(self._app._submission(node, target, args, kwargs))
-        if connection is None:
-            return self._thread.run(node.submit.submit(submission))
-        return node.submit.task_of(submission, node.store.within_now(connection, submission))
+        return submit_sync(self._app, self._thread.run, target, args, kwargs)
 
     def cancel(self, task_id: str, *, connection: Any = None) -> Verdict:
         """Cancel a task that is not running; return whether that worked, and its state."""

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Generic,
-    NamedTuple,
-    ParamSpec,
-    TypeVar,
-    overload,
-)
+import types
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, overload
 
 from tickwheel.values.json.call import Signature
 from tickwheel.values.options import OPTIONS
@@ -21,10 +14,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from typing import Unpack
 
+    from typing_extensions import TypeVar
+
     from tickwheel.durable.scheduler import Scheduler
     from tickwheel.values.options import Options
     from tickwheel.values.service import Service
     from tickwheel.values.task import Task
+
+    T = TypeVar("T", default=Any)
+else:  # a default needs Python 3.13
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,8 +45,15 @@ class Request(NamedTuple):
     options: dict[str, Any]
 
 
-class TaskFunction(Generic[P, R]):
-    """The result of `@app.task`: call it as the function, or submit it as a task."""
+class TaskFunction(Generic[P, R, T]):
+    """The result of `@app.task`: call it as the function, or submit it as a task.
+
+    `P` are its parameters, and `R` is what a call returns. `T` is the result of its tasks: the
+    same, or the result of the coroutine.
+    """
+
+    if not TYPE_CHECKING:  # `T` may be left out, also before Python 3.13
+        __class_getitem__ = classmethod(types.GenericAlias)
 
     def __init__(self, app: Scheduler, function: Callable[P, R], service: Service) -> None:
         functools.update_wrapper(self, function)
@@ -76,7 +84,7 @@ class TaskFunction(Generic[P, R]):
     def __reduce__(self) -> str:
         return str(vars(self).get("__qualname__", self.name))  # by name, like every function
 
-    def options(self, **options: Unpack[Options]) -> Bound[P, R]:
+    def options(self, **options: Unpack[Options]) -> Bound[P, T]:
         """Return this function with options, so that `submit` takes its own arguments only.
 
         In `close.options(delay=60).submit(order_id="o-1")` a type checker can tell named arguments
@@ -90,44 +98,42 @@ class TaskFunction(Generic[P, R]):
         return Request(self.name, self.signature.pack(args, kwargs), options)
 
     @overload
-    async def submit(self: Callable[[], Any], **options: Unpack[Options]) -> Task: ...
+    async def submit(self: Callable[[], Any], **options: Unpack[Options]) -> Task[T]: ...
 
     @overload
-    async def submit(self: Callable[[A], Any], a: A, /, **options: Unpack[Options]) -> Task: ...
+    async def submit(self: Callable[[A], Any], a: A, /, **options: Unpack[Options]) -> Task[T]: ...
 
     @overload
     async def submit(
         self: Callable[[A, B], Any], a: A, b: B, /, **options: Unpack[Options]
-    ) -> Task: ...
+    ) -> Task[T]: ...  # fmt: skip
 
     @overload
     async def submit(
         self: Callable[[A, B, C], Any], a: A, b: B, c: C, /, **options: Unpack[Options]
-    ) -> Task: ...
+    ) -> Task[T]: ...  # fmt: skip
 
     @overload
     async def submit(
         self: Callable[[A, B, C, D], Any], a: A, b: B, c: C, d: D, /, **options: Unpack[Options]
-    ) -> Task: ...
+    ) -> Task[T]: ...  # fmt: skip
 
     @overload
     async def submit(
         self: Callable[[A, B, C, D, E], Any],
-        a: A, b: B, c: C, d: D, e: E, /,
-        **options: Unpack[Options],
-    ) -> Task: ...  # fmt: skip
+        a: A, b: B, c: C, d: D, e: E, /, **options: Unpack[Options]
+    ) -> Task[T]: ...  # fmt: skip
 
     @overload
     async def submit(
         self: Callable[[A, B, C, D, E, F], Any],
-        a: A, b: B, c: C, d: D, e: E, f: F, /,
-        **options: Unpack[Options],
-    ) -> Task: ...  # fmt: skip
+        a: A, b: B, c: C, d: D, e: E, f: F, /, **options: Unpack[Options]
+    ) -> Task[T]: ...  # fmt: skip
 
     @overload
-    async def submit(self, *args: P.args, **kwargs: P.kwargs) -> Task: ...
+    async def submit(self, *args: P.args, **kwargs: P.kwargs) -> Task[T]: ...
 
-    def submit(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Task]:
+    def submit(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Task[T]]:
         """Submit a call with these arguments, and wait until it is stored.
 
         In addition to the function's arguments it takes the options of `Scheduler.submit`. Type
@@ -135,21 +141,70 @@ class TaskFunction(Generic[P, R]):
         """
         return self._app.submit(self, *args, **kwargs)
 
+    @overload
+    def submit_sync(self: Callable[[], Any], **options: Unpack[Options]) -> Task[T]: ...
+
+    @overload
+    def submit_sync(self: Callable[[A], Any], a: A, /, **options: Unpack[Options]) -> Task[T]: ...
+
+    @overload
+    def submit_sync(
+        self: Callable[[A, B], Any], a: A, b: B, /, **options: Unpack[Options]
+    ) -> Task[T]: ...  # fmt: skip
+
+    @overload
+    def submit_sync(
+        self: Callable[[A, B, C], Any], a: A, b: B, c: C, /, **options: Unpack[Options]
+    ) -> Task[T]: ...  # fmt: skip
+
+    @overload
+    def submit_sync(
+        self: Callable[[A, B, C, D], Any], a: A, b: B, c: C, d: D, /, **options: Unpack[Options]
+    ) -> Task[T]: ...  # fmt: skip
+
+    @overload
+    def submit_sync(
+        self: Callable[[A, B, C, D, E], Any],
+        a: A, b: B, c: C, d: D, e: E, /, **options: Unpack[Options]
+    ) -> Task[T]: ...  # fmt: skip
+
+    @overload
+    def submit_sync(
+        self: Callable[[A, B, C, D, E, F], Any],
+        a: A, b: B, c: C, d: D, e: E, f: F, /, **options: Unpack[Options]
+    ) -> Task[T]: ...  # fmt: skip
+
+    @overload
+    def submit_sync(self, *args: P.args, **kwargs: P.kwargs) -> Task[T]: ...
+
+    def submit_sync(self, *args: Any, **kwargs: Any) -> Task[T]:
+        """Submit without an event loop, and return when the task is stored.
+
+        For plain functions, in any thread, while the scheduler runs: after `app.blocking()` was
+        started, or in a task function. It takes the same arguments as `submit`.
+        """
+        return self._app._submit_sync(self, args, kwargs)
+
     def __repr__(self) -> str:
         return f"<TaskFunction {self.name!r}>"
 
 
-class Bound(Generic[P, R]):
+class Bound(Generic[P, T]):
     """A task function with options, from `TaskFunction.options`."""
 
-    def __init__(self, function: TaskFunction[P, R], options: Options) -> None:
+    def __init__(self, function: TaskFunction[P, Any, T], options: Options) -> None:
         self._function = function
         self._options = options
 
-    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Task]:
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Task[T]]:
         """Submit a call with these arguments and the options, and wait until it is stored."""
         function = self._function
         return function._app.submit(function, *args, **kwargs, **self._options)
+
+    def submit_sync(self, *args: P.args, **kwargs: P.kwargs) -> Task[T]:
+        """Do the same without an event loop."""
+        function = self._function
+        return function._app._submit_sync(function, args, {**kwargs, **self._options})
 
     def request(self, *args: P.args, **kwargs: P.kwargs) -> Request:
         """Return a request for `submit_many`."""

@@ -10,11 +10,11 @@ import secrets
 import socket
 import threading
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 
 from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.clock import forkable
-from tickwheel.durable.blocking import Blocking
+from tickwheel.durable.blocking import Blocking, submit_sync
 from tickwheel.durable.coordinator import check_weight
 from tickwheel.durable.directory.vault import Vault
 from tickwheel.durable.function import TaskFunction
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from tickwheel.clock import Clock
     from tickwheel.durable.channel import Channel
+    from tickwheel.durable.verbs.arguments import Target
+    from tickwheel.values.task import Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,6 +42,18 @@ T = TypeVar("T")
 
 WEEK = timedelta(days=7)
 TASK_OPTIONS = ("name", "max_attempts", "backoff", "timeout", "concurrency", "enabled")
+
+
+class Decorator(Protocol):
+    """`@app.task(...)`: it makes a task function of a function."""
+
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, T]], /
+    ) -> TaskFunction[P, Coroutine[Any, Any, T], T]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> TaskFunction[P, R, R]: ...
 
 
 class Scheduler(Verbs):
@@ -131,7 +145,12 @@ class Scheduler(Verbs):
         forkable.add(self)
 
     @overload
-    def task(self, function: Callable[P, R], /) -> TaskFunction[P, R]: ...
+    def task(
+        self, function: Callable[P, Coroutine[Any, Any, T]], /
+    ) -> TaskFunction[P, Coroutine[Any, Any, T], T]: ...
+
+    @overload
+    def task(self, function: Callable[P, R], /) -> TaskFunction[P, R, R]: ...
 
     @overload
     def task(
@@ -143,7 +162,7 @@ class Scheduler(Verbs):
         timeout: float | timedelta | None = 60.0,
         concurrency: int = 100,
         enabled: bool = True,
-    ) -> Callable[[Callable[P, R]], TaskFunction[P, R]]: ...
+    ) -> Decorator: ...
 
     def task(self, function: Any = None, **options: Any) -> Any:
         """Turn a plain or coroutine function into a task function.
@@ -160,7 +179,7 @@ class Scheduler(Verbs):
 
     def _register(
         self, function: Callable[P, R], *, name: str | None = None, **options: Any
-    ) -> TaskFunction[P, R]:
+    ) -> TaskFunction[P, R, Any]:
         if not callable(function):
             raise TypeError(f"a task must be a function, got {function!r:.100}")
         name = name or getattr(function, "__name__", None)
@@ -176,7 +195,7 @@ class Scheduler(Verbs):
         unknown = options.keys() - set(TASK_OPTIONS)
         if unknown:
             raise TypeError(f"a task has no option {min(unknown)!r}; there are {TASK_OPTIONS}")
-        made = TaskFunction(self, function, Service(name, **options))
+        made: TaskFunction[P, R, Any] = TaskFunction(self, function, Service(name, **options))
         self._functions[name] = made
         self._services[name] = made.service
         return made
@@ -238,10 +257,15 @@ class Scheduler(Verbs):
         """Return the same verbs for a program without an event loop: `with app.blocking() as b`."""
         return Blocking(self)
 
+    def _submit_sync(
+        self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Task[Any]:
+        return submit_sync(self, self.run, target, args, kwargs)
+
     def run(self, verb: Coroutine[Any, Any, T]) -> T:
         """Run a verb on the scheduler's loop from another thread, and wait for its result.
 
-        In a plain task function: `app.run(other.submit("o-1", delay=60))`.
+        In a plain task function: `app.run(app.cancel_key("order:o-1"))`.
         """
         if self._node is None or asyncio._get_running_loop() is not None:
             verb.close()

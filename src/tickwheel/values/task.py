@@ -12,12 +12,20 @@ import re
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from tickwheel.values.json.encode import decode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from typing_extensions import TypeVar
+
+    R_co = TypeVar("R_co", covariant=True, default=Any)
+else:  # a default needs Python 3.13
+    from typing import TypeVar
+
+    R_co = TypeVar("R_co", covariant=True)
 
 SHARDS = 64  # the default for a new store
 MAX_SHARDS = 4096  # twelve bits of an id
@@ -85,10 +93,10 @@ class AttemptKey(NamedTuple):
 _attempt_key = partial(tuple.__new__, AttemptKey)  # three times as fast; used often per attempt
 
 
-class Task(NamedTuple):
+class Task(NamedTuple, Generic[R_co]):
     """One stored task. `attempt` counts claims, `failures` the attempts that failed.
 
-    `FIELDS` says how each field is stored.
+    `FIELDS` says how each field is stored. `Task[int]` is a task whose result is an int.
     """
 
     id: str
@@ -131,7 +139,7 @@ class Task(NamedTuple):
         return tuple(self.tags_text.split()) if self.tags_text else ()
 
     @property
-    def result(self) -> Any:
+    def result(self) -> R_co | None:
         """The result, decoded, or None."""
         return None if self.result_body is None else decode(self.result_body)
 

@@ -11,7 +11,10 @@ from tickwheel.values.task import CancelKey, Filter, State, Task, Verdict, join_
 from tickwheel.values.times import moment_ms
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import datetime
+
+    from tickwheel.values.json.call import Signature
 
 Target = TaskFunction[..., Any] | str
 Progress = bool | Callable[[int], object]
@@ -37,11 +40,33 @@ def known_verdicts(ids: list[str], verdicts: list[Verdict | None]) -> list[Verdi
     return found
 
 
-def with_ready_state(task: Task, now_ms: float) -> Task:
-    """Return a task as users see it: READY once it is due and not claimed."""
+class TypedTask(Task[Any]):
+    """A task whose result has the type that its function returns, not only JSON's types."""
+
+    signature: Signature | None = None
+
+    @property
+    def result(self) -> Any:
+        """The result, or None."""
+        value = super().result
+        return value if self.signature is None else self.signature.restore_result(value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Task, tuple(self)
+
+
+def task_view(
+    task: Task, now_ms: float, functions: Mapping[str, TaskFunction[..., Any]]
+) -> Task[Any]:
+    """Return a task as users see it: READY once it is due, and with the result of its function."""
     if task.state is State.DELAY and task.due_at_ms <= now_ms:
         return task._replace(state=State.READY)
-    return task
+    function = functions.get(task.service)
+    if task.result_body is None or function is None or function.signature.result_plan is None:
+        return task
+    typed = TypedTask(*task)
+    typed.signature = function.signature
+    return typed
 
 
 def service_name(target: Target) -> str:

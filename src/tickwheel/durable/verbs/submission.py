@@ -10,6 +10,7 @@ from tickwheel.clock import ManualClock
 from tickwheel.durable.administration import LOCAL, Administration
 from tickwheel.durable.channel import Answer
 from tickwheel.durable.function import Request, TaskFunction
+from tickwheel.durable.verbs.awaited import must_await
 from tickwheel.errors import UnknownService
 from tickwheel.progress import show_progress
 from tickwheel.values.json.encode import encode
@@ -48,6 +49,7 @@ class SubmissionVerbs(Administration):
     _functions: dict[str, TaskFunction[..., Any]]
     _clock: Clock | None
 
+    @must_await
     @with_options
     async def submit(self, target: Target, /, *args: Any, **kwargs: Any) -> Task:
         """Store a task and return it after the commit.
@@ -62,6 +64,7 @@ class SubmissionVerbs(Administration):
             answer = await node.store.within(connection, submission)
         return node.submit.task_of(submission, answer)
 
+    @must_await
     async def submit_many(
         self, requests: Iterable[Request | Mapping[str, Any]], *, progress: Progress = False
     ) -> list[Task | SubmitError]:

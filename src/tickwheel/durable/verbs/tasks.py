@@ -12,9 +12,10 @@ from tickwheel.durable.verbs.arguments import (
     cancel_key_of,
     filter_of,
     known_verdicts,
+    task_view,
     valid_id,
-    with_ready_state,
 )
+from tickwheel.durable.verbs.awaited import must_await
 from tickwheel.durable.verbs.submission import SubmissionVerbs
 from tickwheel.errors import AttemptOver, UnknownTask
 from tickwheel.progress import show_progress
@@ -28,6 +29,7 @@ from tickwheel.values.task import (
     Filter,
     Reschedule,
     State,
+    Task,
     Verdict,
     namespace_of,
 )
@@ -37,8 +39,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from datetime import datetime, timedelta
 
+    from typing_extensions import TypeVar
+
     from tickwheel.durable.verbs.arguments import Progress, Tag, Target
-    from tickwheel.values.task import DueSpans, Page, Task
+    from tickwheel.values.task import DueSpans, Page
+
+    R = TypeVar("R", default=Any)
 
 WAIT_POLL_SECONDS = 0.5  # between two reads of a task that another process may end
 WATCH_READS_PER_SECOND = 200  # of all watched tasks together
@@ -56,20 +62,30 @@ DueCounts = list[DueCount]
 class TaskVerbs(SubmissionVerbs):
     """The verbs for tasks that are stored."""
 
-    async def get(self, task_id: str, *, namespace: str | None = None) -> Task:
-        """Return a task, live or final; with a namespace, only a task in it."""
+    async def get(self, task_id: str | Task[R], *, namespace: str | None = None) -> Task[R]:
+        """Return a task, live or final, by its id; with a namespace, only a task in it.
+
+        With a `Task` in place of the id, the result has the type of that task.
+        """
         node = self._running_node()
+        if isinstance(task_id, Task):
+            task_id = task_id.id
         task = (await node.store.get([valid_id(task_id)]))[0]
         if task is None or namespace not in (None, namespace_of(task.service)):
             raise UnknownTask(f"no task has the id {task_id!r:.100}")
-        return with_ready_state(task, node.store.now_ms())
+        return task_view(task, node.store.now_ms(), self._functions)
 
-    async def wait(self, task_id: str, timeout: float | timedelta | None = None) -> Task:
+    async def wait(
+        self, task_id: str | Task[R], timeout: float | timedelta | None = None
+    ) -> Task[R]:
         """Wait until a task is finished, failed or cancelled, and return it; or TimeoutError.
 
         This process notices its own tasks at once, and those of others within half a second.
+        With a `Task` in place of the id, the result has the type of that task.
         """
         node = self._running_node()
+        if isinstance(task_id, Task):
+            task_id = task_id.id
         seconds = None if timeout is None else seconds_of(timeout)
         with node.change_event(task_id) as changed:
             task = await self.get(task_id)
@@ -111,7 +127,8 @@ class TaskVerbs(SubmissionVerbs):
         cursor = None if cursor is None else valid_id(cursor)
         page = await node.store.find(filter, final=final, cursor=cursor, limit=limit)
         now = node.store.now_ms()
-        return page._replace(items=[with_ready_state(task, now) for task in page.items])
+        functions = self._functions
+        return page._replace(items=[task_view(task, now, functions) for task in page.items])
 
     async def due_counts(self, spans: DueSpans, *, namespace: str | None = None) -> DueCounts:
         """Return how many tasks are due in each of some equal times.
@@ -214,6 +231,7 @@ class TaskVerbs(SubmissionVerbs):
             node.submit.announce(task.id, ending.due_at_ms, task)
         return Verdict(task_id, True, ending.state)
 
+    @must_await
     async def cancel(self, task_id: str, *, connection: Any = None) -> Verdict:
         """Cancel a task that is not running; return whether that worked, and its state.
 
@@ -226,6 +244,7 @@ class TaskVerbs(SubmissionVerbs):
         answers = await self._running_node().store.within(connection, Cancel((*ids,)))
         return known_verdicts(ids, answers)[0]
 
+    @must_await
     async def cancel_key(
         self, key: str, service: Target | None = None, *, connection: Any = None
     ) -> Verdicts:
@@ -296,6 +315,7 @@ class TaskVerbs(SubmissionVerbs):
             if filter.namespace in (None, namespace_of(name))
         ]
 
+    @must_await
     async def reschedule(
         self,
         task_id: str,

@@ -96,6 +96,13 @@ class Signature:
                 args, kwargs = self._restore(args, kwargs)
         return tuple(args), kwargs
 
+    def restore_result(self, value: Any) -> Any:
+        """Return a result of the function, decoded from JSON, as the type that it returns."""
+        if self.result_plan is None or value is None:
+            return value
+        with errors_for(f"{self.name}(): "):
+            return convert_at("its result", self.result_plan, value)
+
     def _check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise TypeError if the function does not accept the call; count first, which is fast."""
         if kwargs:
@@ -131,6 +138,14 @@ class Signature:
                 plan = plan_for(resolve_hint(p.annotation, self._namespace))
                 plans[p.name] = or_none(plan, p.default)
         return {name: plan for name, plan in plans.items() if plan is not None}
+
+    @cached_property
+    def result_plan(self) -> Plan | None:
+        """The plan of the type that the function returns, or None if JSON's types are enough."""
+        hint = self._signature.return_annotation
+        return (
+            None if hint is self._signature.empty else plan_for(resolve_hint(hint, self._namespace))
+        )
 
     @cached_property
     def _rest(self) -> tuple[str, str]:
