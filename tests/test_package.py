@@ -80,7 +80,7 @@ LAYERS = [
     "errors", "arguments", "clock", "entry", "overflow", "wheel", "rounds", "deadlines", "ring",
     "watchlists", "_wheel", "kernel", "every", "timer", "aio", "loop", "purgatory",
     "async_purgatory", "idle", "tickwheel", "testing", "pytest_plugin", "keyboard", "lab",
-    "progress", "config", "__main__",
+    "progress", "supervisor", "config", "__main__",
 ]  # fmt: skip
 # The packages inside it, and which other packages they may import besides the modules above.
 PACKAGES = {

@@ -36,6 +36,7 @@ def test_the_list_of_commands():
         "serve", "submit", "submit-many", "show", "list", "cancel", "reschedule", "feedback",
         "services", "backlog", "schedules", "tokens", "nodes", "shards", "top", "bench", "lab",
         "migrate", "config", "audit", "completion", "consume", "dashboard",
+        "worker",
     }  # fmt: skip
 
 
@@ -71,7 +72,7 @@ def test_every_command_that_prints_data_takes_json():
         for path, command in LEAVES.items()
         if not any("--json" in parameter.opts for parameter in command.params)
     }
-    assert without == {("serve",), ("dashboard",), ("completion",), ("lab",)}
+    assert without == {("serve",), ("worker",), ("dashboard",), ("completion",), ("lab",)}
 
 
 def test_help_imports_no_command_and_no_large_module():

@@ -13,6 +13,61 @@ from tickwheel.durable import Scheduler, State, current_task
 from tickwheel.values.task import Event
 
 
+class TestQueues:
+    """`dispatch` names the functions that a process runs, of those that it has."""
+
+    @pytest.fixture(params=["sqlite", "postgres"])
+    def url(self, request, tmp_path):
+        if request.param == "sqlite":
+            return f"sqlite:///{tmp_path}/tasks.db"
+        return request.getfixturevalue("postgres_url")
+
+    def scheduler(self, url, **options):
+        app = Scheduler(url, **options)
+        for name in ("mail", "resize"):
+
+            @app.task(name=name, max_attempts=3)
+            def work(what):
+                return [what, current_task().node]
+
+        return app
+
+    def test_each_process_runs_its_own_functions_and_submits_all(self, url):
+        mail = self.scheduler(url, dispatch=["mail"], node="m")
+        resize = self.scheduler(url, dispatch=("resize",), node="r")
+        with mail.blocking() as m, resize.blocking() as r:
+            tasks = [
+                (by.submit(app._functions[name], number), [number, name[0]])
+                for number in range(10)
+                for by, app in ((m, mail), (r, resize))
+                for name in ("mail", "resize")
+            ]
+            for task, result in tasks:
+                assert task.max_attempts == 3  # the function's own option
+                assert m.wait(task, timeout=60).result == result
+            again = m.replay(tasks[1][0].id, force=True)
+            assert m.wait(again, timeout=60).result == [0, "r"]
+
+    def test_functions_that_no_process_runs_wait_and_delay_nothing(self, url):
+        app = self.scheduler(url, dispatch=["mail"], cap=5)
+        with app.blocking() as b:
+            left = [b.submit("resize", [number]) for number in range(20)]
+            done = b.wait(b.submit("mail", ["a"]), timeout=60)
+            assert done.state is State.FINISHED
+            assert {b.get(one).state for one in left} == {State.READY}
+        app.dispatch = True
+        with app.blocking() as b:
+            assert {b.wait(one, timeout=60).state for one in left} == {State.FINISHED}
+
+    def test_a_name_that_no_function_has_is_refused(self, tmp_path):
+        url = f"sqlite:///{tmp_path}/tasks.db"
+        with pytest.raises(TypeError, match="list of names"):
+            Scheduler(url, dispatch="mail")
+        for names in (["mail", "mial"], []):
+            with pytest.raises(ValueError, match=r"there are \['mail', 'resize'\]"):
+                self.scheduler(url, dispatch=names).blocking().start()
+
+
 @pytest.mark.asyncio
 class TestSeveral:
     async def test_one_dispatches_and_the_other_stands_by(self, stage):

@@ -24,8 +24,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import servers
+from tickwheel.supervisor import send_signal
 from tickwheel.web.server import INHERITED_VARIABLE, Inherited
-from tickwheel.web.supervisor import send_signal
 from tickwheel.web.worker_metrics import TIMEOUT_SECONDS
 from web.serving import PATIENCE, Served, create_token, on_store, revoked, wait_until
 

@@ -61,7 +61,8 @@ class Scheduler(Verbs):
 
     - `url`: `sqlite:///tasks.db` (three slashes and a path; four for an absolute path), or
       `postgresql://user@host/database`.
-    - `dispatch=False`: this process submits and queries tasks, and runs none.
+    - `dispatch=False`: this process submits and queries tasks, and runs none. A list of names of
+      task functions: of the functions it has, it runs only these.
     - `coordinator`: "solo", "postgres" or "zookeeper://host1:2181,host2:2181/path"; by default the
       one that fits the store.
     - `horizon`: keep tasks due within this many seconds in memory, at most `cap` of them.
@@ -85,7 +86,7 @@ class Scheduler(Verbs):
         self,
         url: str,
         *,
-        dispatch: bool = True,
+        dispatch: bool | Sequence[str] = True,
         coordinator: str | None = None,
         horizon: float = 60.0,
         cap: int = 50_000,
@@ -119,7 +120,9 @@ class Scheduler(Verbs):
         self._make_store = functools.partial(store_at, url, shards=shards, clock=clock)
         self._make_store()  # raises now for an invalid URL
         self._coordinator = coordinator_for(url, coordinator)
-        self._dispatch = dispatch
+        if isinstance(dispatch, str):
+            raise TypeError(f"dispatch must be True, False or a list of names, got {dispatch!r}")
+        self.dispatch = dispatch  # may be changed until `start`
         self._horizon = horizon
         self._cap = cap
         self._retention = seconds_of(retention)
@@ -197,8 +200,30 @@ class Scheduler(Verbs):
             raise TypeError(f"a task has no option {min(unknown)!r}; there are {TASK_OPTIONS}")
         made: TaskFunction[P, R, Any] = TaskFunction(self, function, Service(name, **options))
         self._functions[name] = made
-        self._services[name] = made.service
+        if self._runs(name):
+            self._services[name] = made.service
         return made
+
+    def _runs(self, name: str) -> bool:
+        """Return whether this process runs the task function of this name, if it has it."""
+        return isinstance(self.dispatch, bool) or name in self.dispatch
+
+    def _functions_to_run(self) -> list[str]:
+        return [name for name in self._functions if self._runs(name)]
+
+    def _select_functions(self) -> None:
+        """Give the node the functions that this process runs."""
+        if not isinstance(self.dispatch, bool):
+            unknown = [name for name in self.dispatch if name not in self._functions]
+            if unknown or not self.dispatch:
+                raise ValueError(
+                    f"dispatch must name task functions of this scheduler, got {[*self.dispatch]};"
+                    f" there are {sorted(self._functions)}"
+                )
+        self._services.clear()
+        self._services.update(
+            {name: self._functions[name].service for name in self._functions_to_run()}
+        )
 
     async def start(self) -> None:
         """Open the store and start; `async with` does this."""
@@ -211,16 +236,17 @@ class Scheduler(Verbs):
             self._starting = False
 
     async def _start(self) -> None:
+        self._select_functions()
         store = self._make_store()
         try:
             await store.open()
             name = self._name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
             coordinator = self._coordinator(store, name, **self._about)
-            coordinator.functions = self._functions.keys
+            coordinator.functions = self._functions_to_run
             self._node = Node(
                 store, coordinator, self._services, self._make_channels(store.now_ms),
                 vault=self._vault, max_body=self._max_body, name=name,
-                dispatches=self._dispatch, horizon=self._horizon,
+                dispatches=self.dispatch is not False, horizon=self._horizon,
                 cap=self._cap, retention=self._retention, audit_retention=self._audit_retention,
                 clock=self._clock,
             )  # fmt: skip

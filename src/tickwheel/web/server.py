@@ -23,6 +23,7 @@ from tickwheel.config import Listen
 from tickwheel.durable.permits import descriptors
 from tickwheel.durable.scheduler import Scheduler
 from tickwheel.errors import TickwheelError, WrongStore
+from tickwheel.supervisor import EXIT_FAILED, EXIT_REFUSED
 from tickwheel.web.access import Guard
 from tickwheel.web.app import App, Limits
 from tickwheel.web.cluster import own_figures
@@ -50,8 +51,6 @@ KEEP_ALIVE_SECONDS = 75
 SWITCH_SECONDS = 0.000_2
 WILDCARDS = ("0.0.0.0", "::")  # noqa: S104
 INHERITED_VARIABLE = "TICKWHEEL_INHERITED"
-EXIT_REFUSED = 2
-EXIT_FAILED = 1
 
 
 class Inherited(NamedTuple):

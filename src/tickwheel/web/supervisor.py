@@ -1,4 +1,4 @@
-"""The supervisor of several workers on one socket, each its own node; it replaces dead ones."""
+"""Several workers on one socket, each its own node."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import sys
 from typing import TYPE_CHECKING
 
-from tickwheel.clock import SystemClock
+from tickwheel.supervisor import Supervisor
 from tickwheel.web.server import (
-    EXIT_FAILED,
-    EXIT_REFUSED,
     INHERITED_VARIABLE,
     Inherited,
     announce,
@@ -29,11 +26,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tickwheel.web")
 
-PAUSE_SECONDS = 1.0  # before a dead worker is replaced; doubles if the new one dies early, too
-MAX_PAUSE_SECONDS = 30.0
-MIN_SERVED_SECONDS = 10.0  # a worker that ends earlier counts as one that failed to start
-KILL_SECONDS = 15.0  # beyond the grace time
-
 
 def supervise(config: Config, listener: socket.socket) -> int:
     """Run the workers until a signal stops them; return the exit code."""
@@ -42,109 +34,33 @@ def supervise(config: Config, listener: socket.socket) -> int:
         if config.grpc_listen is not None:
             held = stack.enter_context(reserve_port(config.grpc_listen, shared=True))
             grpc_port = held.getsockname()[1]
-        return asyncio.run(Supervisor(config, listener, directory, grpc_port).run())
+        return asyncio.run(run_workers(config, listener, directory, grpc_port))
 
 
-class Supervisor:
-    """Starts the configured number of worker processes, and keeps that many running.
+async def run_workers(
+    config: Config, listener: socket.socket, directory: str, grpc_port: int
+) -> int:
+    """Run the configured number of workers, all of which accept from `listener`."""
 
-    Workers are numbered from 0; a replacement has the number of the one that it replaces.
-    """
+    async def start(number: int, lifeline: int) -> asyncio.subprocess.Process:
+        shared = listener.fileno(), lifeline
+        inherited = Inherited(*shared, number, config.workers, grpc_port, directory)
+        environ = {**os.environ, INHERITED_VARIABLE: inherited.to_text()}
+        if config.node is not None:
+            environ["TICKWHEEL_NODE"] = f"{config.node}-{number}"
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tickwheel", *without_node(sys.argv[1:]),
+            env=environ, pass_fds=shared, start_new_session=True,
+        )  # fmt: skip
 
-    def __init__(
-        self, config: Config, listener: socket.socket, directory: str, grpc_port: int = 0
-    ) -> None:
-        self._config = config
-        self._listener = listener
-        self._directory = directory
-        self._grpc_port = grpc_port
-        self._stopping = asyncio.Event()
-        self._processes: set[asyncio.subprocess.Process] = set()
-        self._clock = SystemClock()
-        self._served = False
-        # A worker reads from this pipe, and so notices when this process is gone.
-        self._lifeline, self._lifeline_writer = os.pipe()
+    def announce_all() -> None:
+        announce(config, listener)
+        if grpc_port:
+            announce_grpc(config, grpc_port)
 
-    async def run(self) -> int:
-        """Run until SIGTERM or SIGINT, then wait for all workers to end."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop)
-        if sys.stderr.isatty():
-            loop.add_signal_handler(signal.SIGHUP, self._stop)  # the terminal was closed
-        else:
-            loop.add_signal_handler(signal.SIGHUP, self._signal_all, signal.SIGHUP)
-        self._listener.set_inheritable(True)
-        announce(self._config, self._listener)
-        if self._grpc_port:
-            announce_grpc(self._config, self._grpc_port)
-        codes = await asyncio.gather(*(self._keep_running(n) for n in range(self._config.workers)))
-        return max(codes)
-
-    def _stop(self) -> None:
-        self._stopping.set()
-        self._signal_all(signal.SIGTERM)
-
-    def _signal_all(self, number: int) -> None:
-        """Forward a signal to all workers."""
-        for process in self._processes:
-            send_signal(process, number)
-
-    async def _keep_running(self, number: int) -> int:
-        """Keep one worker running; if it may not start, or none ever served, stop all."""
-        pause = PAUSE_SECONDS / 2
-        while True:
-            shared = self._listener.fileno(), self._lifeline
-            inherited = Inherited(
-                *shared, number, self._config.workers, self._grpc_port, self._directory
-            )
-            environ = {**os.environ, INHERITED_VARIABLE: inherited.to_text()}
-            if self._config.node is not None:
-                environ["TICKWHEEL_NODE"] = f"{self._config.node}-{number}"
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "tickwheel", *without_node(sys.argv[1:]),
-                env=environ, pass_fds=shared, start_new_session=True,
-            )  # fmt: skip
-            self._processes.add(process)
-            began = self._clock.time()
-            code = await self._wait(process)
-            self._processes.discard(process)
-            lived = self._clock.time() - began >= MIN_SERVED_SECONDS
-            self._served |= lived
-            if self._stopping.is_set():
-                return code
-            if code == EXIT_REFUSED or (code == EXIT_FAILED and not self._served):
-                logger.error("worker %d did not start: stopping the others", number)
-                self._stop()
-                return code
-            pause = PAUSE_SECONDS if lived else min(2 * pause, MAX_PAUSE_SECONDS)
-            logger.warning(
-                "worker %d ended with code %d; it is replaced in %g s", number, code, pause
-            )
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), pause)
-                return code
-
-    async def _wait(self, process: asyncio.subprocess.Process) -> int:
-        """Wait for a process to end; kill it if it does not stop in time."""
-        waiting = asyncio.ensure_future(process.wait())
-        stopping = asyncio.ensure_future(self._stopping.wait())
-        await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if not waiting.done():
-            await asyncio.wait({waiting}, timeout=self._config.grace + KILL_SECONDS)
-            if not waiting.done():
-                send_signal(process, signal.SIGKILL)
-        return await waiting
-
-
-def send_signal(process: asyncio.subprocess.Process, number: int) -> None:
-    """Send a signal to a process.
-
-    `Process.send_signal` may reap the process, so that asyncio reports the exit code 255.
-    """
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process.pid, number)
+    listener.set_inheritable(True)
+    supervisor = Supervisor(config.workers, start, grace=config.grace, logger=logger)
+    return await supervisor.run(announce_all)
 
 
 def without_node(words: list[str]) -> list[str]:

@@ -335,7 +335,7 @@ class Submit:
         """
         if due_at_ms > self._horizon.end_ms():
             self._horizon.remove(task_id)
-        elif task.shard in self._coordinator.claimable():
+        elif task.service in self._services and task.shard in self._coordinator.claimable():
             self._horizon.add(Due(task_id, due_at_ms, task.service, task.priority, task.shard))
         else:
             self._shards_to_notify.add(task.shard)

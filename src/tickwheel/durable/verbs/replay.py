@@ -97,10 +97,10 @@ class ReplayVerbs(TaskVerbs):
     async def _existing(self, names: set[str]) -> set[str]:
         """Return which services exist; a process that does not dispatch assumes all of them do."""
         node = self._running_node()
-        if not node.dispatches or names <= node.services.keys():
+        if not node.dispatches or names <= node.services.keys() | self._functions.keys():
             return names
         await self._reload_services()
-        return names & node.services.keys()
+        return names & (node.services.keys() | self._functions.keys())
 
     async def _replay(
         self, tasks: Sequence[Task], due_at_ms: int, force: bool

@@ -87,7 +87,7 @@ class SubmissionVerbs(Administration):
         """Return the submission, and the user's connection or None."""
         options = {name: kwargs.pop(name) for name in [*kwargs] if name in OPTIONS}
         service, body = self._call(target, args, kwargs)
-        if service not in node.services:
+        if service not in node.services and service not in self._functions:
             await self._reload_services()
         connection = options.pop("connection", None)
         if connection is not None:
@@ -161,6 +161,8 @@ class SubmissionVerbs(Administration):
         *, any_node: bool = False,
     ) -> Submission:  # fmt: skip
         known = node.directory.get(service)
+        if known is None and service in self._functions:  # another process runs it
+            known = self._functions[service].service
         if known is None and node.dispatches:
             raise UnknownService(
                 f"no service or task function is named {service!r}; there are"

@@ -1,0 +1,191 @@
+"""`worker`: run the task functions of an embedded scheduler until a signal stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tickwheel.cli import exit_codes
+from tickwheel.cli.output import examples
+from tickwheel.cli.terminal import print_line, print_message
+
+if TYPE_CHECKING:
+    from tickwheel.durable import Scheduler
+
+logger = logging.getLogger("tickwheel.worker")
+
+WATCH_SECONDS = 0.5  # between two looks at the files
+GRACE_SECONDS = 3600.0  # the workers' own grace ends them earlier
+UNWATCHED = {"__pycache__", "node_modules", "site-packages"}
+
+
+@click.command(
+    epilog=examples(
+        "tickwheel worker shop:app",
+        "tickwheel worker shop:app --reload",
+        "tickwheel worker shop:app --processes 4 --only send_mail --only resize",
+    )
+)
+@click.argument("app", metavar="MODULE:NAME")
+@click.option(
+    "--only", multiple=True, metavar="FUNCTION",
+    help="Run only this task function; may be repeated. Others are left to other workers.",
+)  # fmt: skip
+@click.option(
+    "--processes", type=click.IntRange(1, 256), default=1, show_default=True,
+    help="How many processes; one that dies is replaced.",
+)  # fmt: skip
+@click.option(
+    "--reload", is_flag=True,
+    help="For development: start again when a Python file in this directory or below changes.",
+)  # fmt: skip
+@click.option("--lifeline", type=int, hidden=True)
+def worker(
+    app: str, only: tuple[str, ...], processes: int, reload: bool, lifeline: int | None
+) -> int:
+    """Run the task functions of a scheduler.
+
+    MODULE:NAME is the scheduler, as in `from MODULE import NAME`; modules are looked for in this
+    directory, too. It runs tasks even if it was made with dispatch=False, so a web process and its
+    workers may share a module.
+
+    SIGTERM or Ctrl-C stops it: functions that run have the scheduler's `grace` to end. A second
+    signal ends it at once; its tasks are then tried again.
+
+    Exit codes: 0 after a signal, 2 if the scheduler cannot be imported.
+    """
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("tickwheel").setLevel(logging.INFO)
+    if reload and processes > 1:
+        raise click.UsageError("--reload needs --processes 1")
+    command = [sys.executable, "-m", "tickwheel", "worker", app]
+    command += [word for name in only for word in ("--only", name)]
+    if reload:
+        return asyncio.run(run_with_reload(command))
+    if processes > 1:
+        return asyncio.run(run_processes(command, processes))
+    scheduler = load_scheduler(app)
+    if only or not scheduler.dispatch:
+        scheduler.dispatch = only or True
+    try:
+        asyncio.run(run(scheduler, app, lifeline))
+    except ValueError as error:  # an unknown name in --only
+        raise click.UsageError(str(error)) from error
+    return exit_codes.OK
+
+
+def load_scheduler(target: str) -> Scheduler:
+    """Import the scheduler that `module:name` names."""
+    from tickwheel.durable import Scheduler  # noqa: PLC0415 - not for --help
+
+    module_name, _, name = target.partition(":")
+    if not module_name or not name:
+        raise click.UsageError(f"write module:name, such as shop:app; got {target!r}")
+    sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and is_part_of(module_name, error.name):
+            text = f"no module is named {error.name!r}, here ({Path.cwd()}) or among the installed"
+            raise click.UsageError(text) from error
+        print_message(traceback.format_exc().rstrip())
+        raise click.UsageError(f"importing {module_name!r} failed, see above") from error
+    found = getattr(module, name, None)
+    if isinstance(found, Scheduler):
+        return found
+    known = [key for key, value in vars(module).items() if isinstance(value, Scheduler)]
+    known_text = f"; it has {', '.join(f'{module_name}:{key}' for key in known)}" if known else ""
+    what = "nothing" if found is None else f"a {type(found).__name__}, not a Scheduler,"
+    raise click.UsageError(f"module {module_name!r} has {what} named {name!r}{known_text}")
+
+
+def is_part_of(module: str, missing: str | None) -> bool:
+    """Return whether a missing module is `module` itself or one of its packages."""
+    return missing is not None and f"{module}.".startswith(f"{missing}.")
+
+
+async def run(scheduler: Scheduler, target: str, lifeline: int | None) -> None:
+    """Run a scheduler until a signal, or until the process that started this one is gone."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+    def on_signal() -> None:
+        stop.set()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)  # a second one ends the process
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    if lifeline is not None:
+        loop.add_reader(lifeline, stop.set)
+    async with scheduler:
+        names = sorted(scheduler.node.services)
+        print_line(f"worker {os.getpid()} runs {', '.join(names)} of {target}", err=True)
+        await stop.wait()
+        if lifeline is not None:
+            loop.remove_reader(lifeline)
+
+
+async def run_processes(command: list[str], number: int) -> int:
+    """Run several workers until a signal."""
+    from tickwheel.supervisor import Supervisor  # noqa: PLC0415 - for several processes only
+
+    async def start(_: int, lifeline: int) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *command, "--lifeline", str(lifeline), pass_fds=(lifeline,), start_new_session=True
+        )
+
+    return await Supervisor(number, start, grace=GRACE_SECONDS, logger=logger).run()
+
+
+async def run_with_reload(command: list[str]) -> int:
+    """Run a worker, and start it again whenever a file changes.
+
+    This process does not import the program: each worker reads all of it itself.
+    """
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    lifeline, _ = os.pipe()
+    while not stop.is_set():
+        seen = file_times(Path())
+        process = await asyncio.create_subprocess_exec(
+            *command, "--lifeline", str(lifeline), pass_fds=(lifeline,), start_new_session=True
+        )
+        changed = None
+        while changed is None and not stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), WATCH_SECONDS)
+            now = file_times(Path())
+            changed = next((name for name, _ in seen.items() ^ now.items()), None)
+        if changed is not None and not stop.is_set():
+            print_line(f"{changed} has changed: starting again", err=True)
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        await process.wait()
+    return exit_codes.OK
+
+
+def file_times(folder: Path) -> dict[str, int]:
+    """Return the Python files in a folder and below, and when each was changed."""
+    found = {}
+    for path, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name[0] != "." and name not in UNWATCHED]
+        if "pyvenv.cfg" in files:
+            folders.clear()
+            continue
+        for name in [name for name in files if name.endswith(".py")]:
+            full = Path(path, name)
+            with contextlib.suppress(OSError):  # it was removed just now
+                found[str(full)] = full.stat().st_mtime_ns
+    return found

@@ -1,0 +1,151 @@
+"""`tickwheel worker`: real processes, as a user starts them."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from servers import wait_until
+from tickwheel.cli import exit_codes
+from tickwheel.durable import Scheduler, State
+
+SHOP = """
+from tickwheel.durable import Scheduler
+
+VERSION = 1
+app = Scheduler("sqlite:///tasks.db", dispatch=False)  # a web process imports this, too
+number = 3
+
+
+@app.task
+def resize(picture):
+    return f"{picture} {VERSION}"
+
+
+@app.task
+def mail(to):
+    return to
+"""
+URL = "sqlite:///tasks.db"
+LOG = Path("log")  # in the current directory
+LONG = 60
+
+
+class Worker:
+    """A worker that was started in this directory."""
+
+    def __init__(self, *words):
+        command = [sys.executable, "-m", "tickwheel", "worker", *words]
+        environ = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+        with LOG.open("w") as log:
+            self.process = subprocess.Popen(
+                command, stderr=log, env=environ, start_new_session=True
+            )
+
+    @property
+    def pids(self):
+        """The processes that have begun to run tasks."""
+        return [
+            int(pid) for pid in re.findall(r"^worker (\d+) runs", LOG.read_text(), re.MULTILINE)
+        ]
+
+    def wait_for(self, number):
+        wait_until(lambda: len(self.pids) >= number, f"{number} workers have started")
+
+    def stop(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+        return self.process.wait(LONG)
+
+
+@pytest.fixture
+def start(tmp_path):
+    (tmp_path / "shop.py").write_text(SHOP)  # the current directory
+    with contextlib.ExitStack() as stack:
+
+        def start(*words):
+            worker = Worker(*words)
+            stack.callback(worker.process.wait, LONG)
+            stack.callback(worker.process.kill)  # its own workers notice, and stop
+            return worker
+
+        yield start
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["shop"], "write module:name, such as shop:app; got 'shop'"),
+        (["shpo:app"], "no module is named 'shpo'"),
+        (["shop.sub:app"], "no module is named 'shop.sub'"),
+        (["shop:ap"], "module 'shop' has nothing named 'ap'; it has shop:app"),
+        (["shop:number"], "has a int, not a Scheduler, named 'number'; it has shop:app"),
+        (["broken:app"], "ZeroDivisionError"),
+        (["needy:app"], "No module named 'not_installed'"),
+        (["shop:app", "--only", "mial"], "got ['mial']; there are ['mail', 'resize']"),
+        (["shop:app", "--processes", "2", "--only", "mial"], "there are ['mail', 'resize']"),
+        (["shop:app", "--reload", "--processes", "2"], "--reload needs --processes 1"),
+    ],
+)
+def test_a_wrong_argument_is_a_usage_error(start, tmp_path, words, why):
+    (tmp_path / "broken.py").write_text("1 / 0")
+    (tmp_path / "needy.py").write_text("import not_installed")
+    worker = start(*words)
+    assert worker.process.wait(LONG) == exit_codes.USAGE
+    assert why in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_runs_tasks_until_a_signal(start, number):
+    worker = start("shop:app")
+    with Scheduler(URL, dispatch=False).blocking() as b:
+        assert b.wait(b.submit("resize", ["cat"]).id, timeout=LONG).result == "cat 1"
+    assert worker.stop(number) == exit_codes.OK
+
+
+def test_only_some_functions_run(start, tmp_path):
+    worker = start("shop:app", "--only", "mail")
+    with Scheduler(URL, dispatch=False).blocking() as b:
+        left = b.submit("resize", ["cat"])
+        assert b.wait(b.submit("mail", ["ann"]).id, timeout=LONG).result == "ann"
+        assert b.get(left.id).state is State.READY
+        assert worker.stop() == exit_codes.OK
+        start("shop:app")
+        assert b.wait(left.id, timeout=LONG).result == "cat 1"
+
+
+def test_a_process_that_dies_is_replaced_and_all_stop_together(start):
+    worker = start("shop:app", "--processes", "2")
+    worker.wait_for(2)
+    os.kill(worker.pids[0], signal.SIGKILL)
+    worker.wait_for(3)
+    with Scheduler(URL, dispatch=False).blocking() as b:
+        assert b.wait(b.submit("resize", ["cat"]).id, timeout=LONG).result == "cat 1"
+    assert worker.stop() == exit_codes.OK
+    for pid in worker.pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_reload_runs_the_new_code_and_survives_a_mistake(start, tmp_path):
+    worker = start("shop:app", "--reload")
+    worker.wait_for(1)
+    (tmp_path / "shop.py").write_text("this is no Python")
+    wait_until(lambda: "SyntaxError" in (tmp_path / "log").read_text(), "it has read the mistake")
+    (tmp_path / "shop.py").write_text(SHOP.replace("VERSION = 1", "VERSION = 2"))
+    worker.wait_for(2)
+    with Scheduler(URL, dispatch=False).blocking() as b:
+        assert b.wait(b.submit("resize", ["cat"]).id, timeout=LONG).result == "cat 2"
+    assert worker.stop(signal.SIGINT) == exit_codes.OK
+
+
+def test_workers_stop_when_the_process_that_started_them_is_killed(start):
+    worker = start("shop:app", "--processes", "2")
+    worker.wait_for(2)
+    worker.stop(signal.SIGKILL)
+    for pid in worker.pids:
+        wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"worker {pid} has ended")
