@@ -1,12 +1,14 @@
 """Covers scenes: each worked example of the documents, played as a scene."""
 
+import json
+
 import pytest
 
 from scenes.worked import WORKED
 from tickwheel.scenes import SCENES, show
 from tickwheel.scenes.presets import PRESETS
-from tickwheel.scenes.script import MAX_ACTIONS
-from tickwheel.scenes.wheels import MAX_WAKEUPS
+from tickwheel.scenes.purgatory import PurgatoryScene
+from tickwheel.scenes.script import MAX_ACTIONS, MAX_TURNS
 
 
 def scene(text, at=0):
@@ -96,6 +98,39 @@ def test_an_operation_completes_by_its_events_or_by_its_deadline():
     assert scene(text, 7)["delayed"] == 0
 
 
+@pytest.mark.parametrize("at", [0, 5, 9])
+def test_an_operation_without_time_expires_at_once(at):
+    state = scene("kind=purgatory&do=5:wait:a:1:0,7:event:a", at)
+    assert [one["state"] for one in state["entries"]] == (["expired"] if at >= 5 else [])
+    assert state["moments"] == [5, 7]
+
+
+def test_a_structure_that_never_moves_on_uses_up_its_turns(monkeypatch):
+    monkeypatch.setattr(PurgatoryScene, "_move_to", lambda scene, now: None)
+    with pytest.raises(ValueError, match=str(MAX_TURNS)):
+        scene("kind=purgatory&do=0:wait:a:1:8")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kind=wheel&sizes=2.2.2.2.2.2&overflow=memory&pointers=pushed",
+        "kind=wheel&size=2",
+        "kind=wheel&size=64",
+        "kind=rounds&size=64&tick=1000000",
+        "kind=idle&timeout=600",
+        "kind=purgatory",
+    ],
+)
+def test_the_state_of_the_longest_script_is_bounded(text):
+    form = {"idle": "packet:u{0}", "purgatory": "wait:k{0}:9:9000000"}
+    verb = form.get(text[5:].partition("&")[0], "add:{1}")
+    script = [f"{30 * n}:{verb.format(n, 97 * n)}" for n in range(MAX_ACTIONS)]
+    state = scene(f"{text}&do={','.join(script)}", 1_700)
+    assert len(state["entries"]) > MAX_ACTIONS / 2
+    assert len(json.dumps(state)) < 256 << 10
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -107,7 +142,7 @@ def test_an_operation_completes_by_its_events_or_by_its_deadline():
         ({"do": "0:add:" + "9" * 5_000}, "whole number"),
         ({"do": "0:cancel:3"}, "entry 3 of 0"),
         ({"do": ",".join(["0:add:1"] * (MAX_ACTIONS + 1))}, str(MAX_ACTIONS)),
-        ({"kind": "rounds", "size": "2", "do": "0:add:9000000"}, str(MAX_WAKEUPS)),
+        ({"kind": "rounds", "size": "2", "do": "0:add:9000000"}, str(MAX_TURNS)),
         ({"sizes": "8.8.8.8.8.8.8"}, "6 levels"),
         ({"overflow": "memory"}, "needs sizes"),
         ({"kind": "idle", "do": "0:packet:<b>"}, "letters or digits"),

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import threading
 
 import pytest
 
 from tickwheel.scenes.presets import PRESETS
-from tickwheel.web.lab import LabApp
+from tickwheel.web import lab
+from tickwheel.web.lab import MAX_WAITING, LabApp
 
 
 def ask(path, query="", method="GET"):
@@ -39,6 +41,11 @@ def test_alone_it_needs_no_service():
     assert (status, json.loads(body)["entries"][0]["state"]) == (200, "fired")
 
 
+def test_a_script_that_waits_for_ever_is_answered(api):
+    scene = api.get("/v1/lab/scene?kind=purgatory&do=0:wait:a:1:0", status=200).json
+    assert scene["entries"][0]["state"] == "expired"
+
+
 @pytest.mark.parametrize("query", ["do=0:fly:5", "colour=red", "at=-1"])
 def test_an_invalid_scene_is_a_problem_that_names_the_value(api, query):
     value = query.partition("=")[2] if "colour" not in query else "colour"
@@ -50,3 +57,40 @@ def test_an_invalid_scene_is_a_problem_that_names_the_value(api, query):
 def test_alone_it_serves_nothing_else():
     assert ask("/v1/tasks")[0] == 404
     assert ask("/v1/lab/scene", method="POST")[0] == 405
+
+
+def test_one_scene_is_played_at_a_time_and_few_may_wait(monkeypatch):
+    going, go_on = threading.Event(), threading.Event()
+    threads = set()
+
+    def play(options):
+        threads.add(threading.current_thread().name)
+        going.set()
+        assert go_on.wait(60)
+        return {}
+
+    monkeypatch.setattr(lab, "show", play)
+
+    async def ask_many():
+        app, scope = LabApp(), {"type": "http", "method": "GET", "path": "/v1/lab/scene"}
+        statuses = []
+
+        async def send(message):
+            if "status" in message:
+                statuses.append(message["status"])
+
+        async def one():
+            await app({**scope, "query_string": b"", "headers": []}, None, send)
+
+        waiting = [asyncio.ensure_future(one()) for _ in range(MAX_WAITING)]
+        await asyncio.to_thread(going.wait, 60)  # the loop is free while a scene is played
+        await one()
+        refused = list(statuses)
+        go_on.set()
+        await asyncio.gather(*waiting)
+        return refused, statuses[1:]
+
+    refused, answered = asyncio.run(ask_many())
+    assert (refused, answered) == ([503], [200] * MAX_WAITING)
+    assert len(threads) == 1
+    assert "tickwheel-lab" in threads.pop()

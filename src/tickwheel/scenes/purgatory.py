@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import tickwheel
-from tickwheel.scenes.script import check_empty, number
+from tickwheel.scenes.script import Turns, check_empty, number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,6 +59,7 @@ class PurgatoryScene:
         check_empty(options)
         self.now = 0
         self._script = script
+        self._turns = Turns()
         self._clock = tickwheel.ManualClock()
         self._events: list[dict[str, Any]] = []
         self._counts: dict[str, int] = {}
@@ -86,6 +87,7 @@ class PurgatoryScene:
     ) -> list[Action]:
         """Act in the order of time, up to `until`; return the actions after it."""
         while True:
+            self._turns.take()
             due = [one.due_at for one in self._operations if one.state == "watched"]
             times = [*due, *(action.at for action in script[:1])]
             if not times or (until is not None and min(times) > until):
@@ -98,9 +100,9 @@ class PurgatoryScene:
         return script
 
     def _move_to(self, now: int) -> None:
-        if now > self.now:
-            self.now = now
-            self._clock.advance(now - self._clock.time())
+        """Advance the clock; by nothing, too, since that ends operations that are due at once."""
+        self.now = max(self.now, now)
+        self._clock.advance(self.now - self._clock.time())
 
     def _act(self, purgatory: tickwheel.Purgatory, action: Action) -> None:
         key = str(action.arguments[0])

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 MAX_ACTIONS = 60
 MAX_TIME = 10_000_000
+MAX_TURNS = 2_000  # of one scene: bounds its time, and so its events and its memory
 NUMBER = re.compile("[0-9]{1,12}")
 WORD = re.compile("[A-Za-z0-9_-]{1,20}")
 
@@ -27,6 +28,21 @@ class Action(NamedTuple):
 
 
 Kinds = tuple[type, ...]
+
+
+class Turns:
+    """Counts the turns of a scene's loop; whatever the script, the loop ends."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+
+    def take(self) -> None:
+        """Count a turn; raise ValueError if the scene has had all of its turns."""
+        self._taken += 1
+        if self._taken > MAX_TURNS:
+            raise ValueError(
+                f"this scene has over {MAX_TURNS} wake-ups: use shorter delays or more slots"
+            )
 
 
 def parse_script(text: str, verbs: Mapping[str, Kinds]) -> list[Action]:

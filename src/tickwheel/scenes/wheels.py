@@ -9,14 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import tickwheel
-from tickwheel.scenes.script import check_empty, choice, number, option
+from tickwheel.scenes.script import Turns, check_empty, choice, number, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tickwheel.scenes.script import Action, Kinds
 
-MAX_WAKEUPS = 2_000  # of one scene: more would take too long to replay
 MAX_LEVELS = 6
 LONGEST_TICK = 1_000_000
 
@@ -74,6 +73,7 @@ class WheelScene:
         self.wheel: Any = self._build(kind, options)
         check_empty(options)
         self._script = script
+        self._turns = Turns()
         self._entries: list[Traced] = []
         self._events: list[dict[str, Any]] = []
         self._wakeups: list[int] = []
@@ -110,6 +110,7 @@ class WheelScene:
         """Wake and act in the order of time, up to `until`; return the actions after it."""
         script = list(script)
         while True:
+            self._turns.take()
             wakeup = self.wheel.next_wakeup()
             times = [
                 time for time in (wakeup, script[0].at if script else None) if time is not None
@@ -123,10 +124,6 @@ class WheelScene:
                 self._act(script.pop(0))
 
     def _wake(self, now: int) -> None:
-        if len(self._wakeups) >= MAX_WAKEUPS:
-            raise ValueError(
-                f"this scene has over {MAX_WAKEUPS} wake-ups: use shorter delays or more slots"
-            )
         if not self._wakeups or self._wakeups[-1] != now:
             self._wakeups.append(now)
         self._advance(now)

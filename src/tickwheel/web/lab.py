@@ -1,8 +1,8 @@
 """The lab over HTTP: a page, and the state of a scene at a time.
 
-`LabApp` serves the lab alone, for `tickwheel lab --web`. A scene is played on a thread, one at a
-time: however many ask, the event loop stays free. Its paths are below `/v1`, where browsers send
-the cookie of a session.
+`LabApp` serves the lab alone, for `tickwheel lab --web`. A scene has a bounded number of turns, and
+is played and encoded on a thread, one at a time: however many ask, the event loop stays free. Its
+paths are below `/v1`, where browsers send the cookie of a session.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 DOCUMENT = "lab.html"
 NO_STORE = [(b"cache-control", b"no-store")]
-
-_player = ThreadPoolExecutor(1, "tickwheel-lab")
+MAX_WAITING = 20  # requests for a scene at once, of one process
 
 
 class SceneQuery(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -51,6 +50,33 @@ class PresetPage(msgspec.Struct):
     items: list[dict[str, Any]]
 
 
+class Player:
+    """Plays scenes on a thread, one at a time; few readers may wait."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "tickwheel-lab")
+        self._waiting = 0
+
+    async def play(self, options: dict[str, str]) -> bytes:
+        """Return the state of a scene as JSON; raise if too many wait."""
+        if self._waiting >= MAX_WAITING:
+            raise HttpError("overloaded", f"{MAX_WAITING} scenes are being played: try again soon")
+        self._waiting += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._thread, encode_scene, options)
+        finally:
+            self._waiting -= 1
+
+
+def encode_scene(options: dict[str, str]) -> bytes:
+    """Play a scene and return its state as JSON."""
+    return msgspec.json.encode(show(options))
+
+
+player = Player()
+
+
 async def page(call: Call) -> Reply:
     """Return the page of the lab; its script reads the scene from the address."""
     return pages.document(call, DOCUMENT)
@@ -60,7 +86,7 @@ async def scene(call: Call) -> Reply:
     """Return the state of a scene."""
     options = {name: value for name, value in msgspec.structs.asdict(call.query).items() if value}
     try:
-        state = await asyncio.get_running_loop().run_in_executor(_player, show, options)
+        state = await player.play(options)
     except ValueError as error:
         raise HttpError("invalid", str(error)) from None
     return Reply(state, headers=NO_STORE)
