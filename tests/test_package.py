@@ -65,10 +65,10 @@ EXPORTED = {
     "receiver": """Accepted BadDelivery Delivery Gone InProgress InvalidSignature MemorySeen
         Receiver Reply Retry Seen Settlement""",
     "durable": """AlreadyReplayed Attempt AttemptOver Backoff Blocking Breaker CannotDrain Fail
-        KeyReused KeyTaken NotStarted Overloaded Page Request Retry Schedule Scheduler Service
-        ServiceChanged ServiceInUse Snooze State StoreUnavailable TargetRefused Task TaskFunction
-        TaskGone UnknownNode UnknownSchedule UnknownService UnknownTask Verdict WrongStore
-        current_task""",
+        KeyReused KeyTaken NotStarted Overloaded Page Request Retry Schedule ScheduleChanged
+        Scheduler Service ServiceChanged ServiceInUse Snooze State StoreUnavailable TargetRefused
+        Task TaskFunction TaskGone UnknownNode UnknownSchedule UnknownService UnknownTask Verdict
+        WrongStore current_task""",
     "consumer": "Consumer Message Source SourceUnavailable source_at",
     "celery": "install",
     "overflow_buffers": "PostgresBuffer RedisBuffer SqliteBuffer",

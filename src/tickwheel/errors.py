@@ -103,6 +103,12 @@ class ServiceChanged(TickwheelError, ValueError):
     code = "service_changed"
 
 
+class ScheduleChanged(TickwheelError, ValueError):
+    """The schedule is not the expected one: it was changed in the meantime."""
+
+    code = "schedule_changed"
+
+
 class AttemptOver(TickwheelError, ValueError):
     """The feedback is for an attempt that is not running any more; it was ignored."""
 

@@ -27,6 +27,7 @@ STORED = Reply(201, TASK)
         ("cannot_drain", 409, errors.CannotDrain),
         ("service_in_use", 409, errors.ServiceInUse),
         ("service_changed", 412, errors.ServiceChanged),
+        ("schedule_changed", 412, errors.ScheduleChanged),
         ("attempt_over", 409, errors.AttemptOver),
         ("already_replayed", 409, errors.AlreadyReplayed),
         ("idempotency_key_reused", 422, errors.KeyReused),

@@ -1,5 +1,7 @@
 """The contract of a store: schedules, and firings of which none is lost or doubled."""
 
+import asyncio
+
 import pytest
 
 from contracts.stores import (
@@ -23,6 +25,7 @@ from contracts.stores import (
     timing,
 )
 from tickwheel.durable.store import FIRE_BYTES, PAGE_BYTES
+from tickwheel.errors import ScheduleChanged
 from tickwheel.values.task import (
     State,
 )
@@ -46,6 +49,35 @@ class TestSchedules:
         assert found == [early, hourly, nightly]
         assert [one.enabled for one in found] == [True, True, False]
         assert all(isinstance(one.enabled, bool) for one in found)
+
+    async def test_a_put_may_require_the_version_that_it_replaces(self, store):
+        nightly = schedule(store)
+        stored = await store.schedules.put(nightly, AUDIT, "")
+        other = nightly._replace(priority=7)
+        for version in ("", "another"):
+            with pytest.raises(ScheduleChanged, match="nightly"):
+                await store.schedules.put(other, AUDIT, version)
+        assert await store.schedules.get("nightly") == nightly
+        assert await store.schedules.put(other, AUDIT, stored.version) == other
+        with pytest.raises(ScheduleChanged, match="nightly"):
+            await store.schedules.put(nightly, AUDIT, stored.version)
+        with pytest.raises(ScheduleChanged, match="not exist"):
+            await store.schedules.put(schedule(store, "gone"), AUDIT, stored.version)
+
+    async def test_of_puts_that_require_the_same_version_one_wins(self, store):
+        given = [schedule(store, priority=n + 1) for n in range(10)]
+        version = ""  # none may exist
+        for some in (given[:5], given[5:]):
+            puts = (store.schedules.put(one, AUDIT, version) for one in some)
+            answers = await asyncio.gather(*puts, return_exceptions=True)
+            won = [one for one in answers if not isinstance(one, ScheduleChanged)]
+            assert won == [await store.schedules.get("nightly")]
+            version = won[0].version
+
+    async def test_a_firing_does_not_change_the_version(self, store):
+        nightly = schedule(store)
+        assert nightly._replace(fired_until_ms=5).version == nightly.version
+        assert nightly._replace(body=b"2").version != nightly.version
 
     async def test_one_is_read_by_its_name(self, store):
         nightly, other = schedule(store, enabled=False), schedule(store, "a/nightly")

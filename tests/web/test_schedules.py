@@ -38,6 +38,29 @@ def test_a_schedule_keeps_all_its_fields(mail):
     assert mail.get("/v1/schedules", status=200).json == {"items": [made], "next_cursor": None}
 
 
+def test_a_change_of_an_old_version_is_412_and_changes_nothing(mail):
+    path, body = "/v1/schedules/nightly", {"service": "mail", "interval": 60}
+    only_new = {"if-none-match": "*"}
+    read = mail.put(path, body, headers=only_new, status=201).headers["etag"]
+    mail.put(path, body, headers=only_new).refused(412, "schedule_changed")
+    assert mail.get(path).headers["etag"] == read
+    changed = {**body, "payload": {"by": "another"}}
+    mail.put(path, changed, headers={"if-match": read}, status=200)
+    late = mail.put(path, {**body, "priority": 3}, headers={"if-match": read})
+    assert "'nightly'" in late.refused(412, "schedule_changed")["detail"]
+    assert mail.get(path).json["payload"] == {"by": "another"}
+    mail.put("/v1/schedules/none", body, headers={"if-match": read}).refused(
+        412, "schedule_changed"
+    )
+
+
+def test_of_concurrent_changes_of_one_version_one_wins(mail):
+    path, body = "/v1/schedules/nightly", {"service": "mail", "interval": 60}
+    options = {"headers": {"if-match": mail.put(path, body).headers["etag"]}}
+    answers = mail.together(*(("PUT", path, {**body, "priority": n}, options) for n in range(1, 5)))
+    assert sorted(answer.status for answer in answers) == [200, 412, 412, 412]
+
+
 def test_an_interval_has_defaults(mail):
     made = mail.put("/v1/schedules/often", {"service": "mail", "interval": 2.5}, status=201).json
     assert (made["interval"], made["cron"], made["tz"], made["missed"]) == (

@@ -28,6 +28,7 @@ EXIT_CODES = {
     "service_in_use": CONFLICT,
     "cannot_drain": CONFLICT,
     "service_changed": CONFLICT,
+    "schedule_changed": CONFLICT,
     "bad_request": REFUSED,
     "invalid": REFUSED,
     "out_of_range": REFUSED,

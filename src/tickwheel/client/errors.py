@@ -71,6 +71,7 @@ _CLASSES: dict[str, type[TickwheelError]] = {
         errors.KeyReused,
         errors.Locked,
         errors.OutOfRange,
+        errors.ScheduleChanged,
         errors.ServiceChanged,
         errors.ServiceInUse,
         errors.StoreUnavailable,

@@ -32,9 +32,11 @@ class Schedules(Protocol):
     async def first_using(self, service: str) -> str | None:
         """Return the name of the first schedule that submits to this service, or None."""
 
-    async def put(self, schedule: Schedule, audit: Audit) -> Schedule:
+    async def put(self, schedule: Schedule, audit: Audit, version: str | None = None) -> Schedule:
         """Store a schedule, cancel its pending firings, and return it as it is stored.
 
+        - `version`: the stored one must have it ("": there must be none), or ScheduleChanged is
+          raised. None: any.
         - A schedule equal to the stored one (`same_as`) changes nothing.
         - The same transaction writes the line of the audit log, which lists the changes, and raises
           the registry's version. Then other processes are notified of a change.

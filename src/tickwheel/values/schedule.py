@@ -6,9 +6,11 @@ stored twice, and stored firings can be found.
 
 from __future__ import annotations
 
+import hashlib
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tickwheel.errors import ScheduleChanged
 from tickwheel.values.changes import changes
 from tickwheel.values.cron import Cron, Interval, zone_named
 from tickwheel.values.json.encode import decode
@@ -68,6 +70,12 @@ class Schedule(NamedTuple):
         """The payload of its tasks."""
         return decode(self.body) if self.body else None
 
+    @property
+    def version(self) -> str:
+        """A digest of everything but its last firing; each change gives another one."""
+        fields = repr(self._replace(fired_until_ms=0)).encode()
+        return hashlib.sha256(fields).hexdigest()[:20]
+
     def same_as(self, other: Schedule) -> bool:
         """Return whether two schedules are equal but for their creation and last firing."""
         return self == other._replace(
@@ -122,6 +130,15 @@ class Fired(NamedTuple):
 
     won: bool
     due: Due | None = None
+
+
+def check_version(name: str, stored: Schedule | None, expected: str | None) -> None:
+    """Raise ScheduleChanged unless a schedule has the expected version; None accepts any."""
+    found = "" if stored is None else stored.version
+    if expected is None or expected == found:
+        return
+    state = "does not exist" if stored is None else "exists" if not expected else "has changed"
+    raise ScheduleChanged(f"the schedule {name!r:.120} {state}")
 
 
 def schedule_changes(before: Schedule | None, after: Schedule | None) -> str:

@@ -53,7 +53,7 @@ RESPONSE_HEADERS = {
     "x-request-id": "Names this request in the server's log.",
     "location": "Where the task is.",
     "idempotency-replayed": "`true` when the same request was made before.",
-    "etag": "The version of the service.",
+    "etag": "The version of the service or schedule.",
     "retry-after": "Seconds to wait before the next try.",
     "www-authenticate": "How to give a token.",
     "set-cookie": "The session of a browser.",

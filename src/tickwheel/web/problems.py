@@ -32,6 +32,7 @@ STATUS = {
     "service_in_use": 409,
     "cannot_drain": 409,
     "service_changed": 412,
+    "schedule_changed": 412,
     "too_large": 413,
     "unsupported_media_type": 415,
     "invalid": 422,

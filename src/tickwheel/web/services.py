@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tickwheel.durable.directory.configuration import public_config
-from tickwheel.errors import ServiceChanged, UnknownSchedule, UnknownService
+from tickwheel.errors import ScheduleChanged, ServiceChanged, UnknownSchedule, UnknownService
 from tickwheel.values.task import namespace_of
 from tickwheel.web import schemas, views
 from tickwheel.web.error_groups import grouped_errors
+from tickwheel.web.preconditions import required_version
 from tickwheel.web.problems import HttpError
 from tickwheel.web.route import Call, Reply, Route
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 NAME = re.compile(schemas.NAME)
 ERROR_TASKS = 300  # newest failed and newest live tasks in which errors are looked for
-ETAG = re.compile(rb'"[!#-~]*"')
 
 
 def full_name(call: Call) -> str:
@@ -59,33 +59,19 @@ async def get_service(call: Call) -> Reply:
     service = await call.scheduler.known_service(full_name(call))
     if service is None:
         raise not_found(call)
-    return Reply(view_service(call, service), headers=etag_header(service))
+    return Reply(view_service(call, service), headers=etag_header(service.version))
 
 
-def etag_header(service: Service) -> list[tuple[bytes, bytes]]:
-    """Return the ETag header with the version; a task function has no version."""
-    return [(b"etag", b'"%d"' % service.version)] if service.version else []
+def etag_header(version: int | str) -> list[tuple[bytes, bytes]]:
+    """Return the ETag header with a version; a task function has none."""
+    return [(b"etag", f'"{version}"'.encode())] if version else []
 
 
 def expected_version(call: Call, stored: Service | None) -> int | None:
     """Return the version that a change requires; None: any, 0: the service must not exist."""
-    found = 0 if stored is None else stored.version
-    match, none_match = call.headers.get(b"if-match"), call.headers.get(b"if-none-match")
-    if none_match is not None:
-        if none_match.strip() != b"*" or match is not None:
-            raise HttpError("bad_request", "If-None-Match must be *, and without If-Match")
-        return 0
-    if match is None:
-        return None
-    # A proxy that compresses turns an ETag into a weak one, of the same version.
-    tags = [tag.strip().removeprefix(b"W/") for tag in match.split(b",")]
-    if tags != [b"*"] and not all(map(ETAG.fullmatch, tags)):
-        raise HttpError("bad_request", 'If-Match must be an ETag of this service, such as "3"')
-    if not found or (tags != [b"*"] and b'"%d"' % found not in tags):
-        state = f"has version {found}" if found else "does not exist"
-        name, wanted = call.params["name"], match.decode("latin-1")
-        raise ServiceChanged(f"the service {name!r} {state}, but If-Match is {wanted:.100}")
-    return found
+    found = str(stored.version) if stored is not None and stored.version else None
+    required = required_version(call, "service", found, ServiceChanged)
+    return None if required is None else int(required or 0)
 
 
 def not_found(call: Call) -> HttpError:
@@ -103,7 +89,7 @@ async def put_service(call: Call, body: schemas.PutService) -> Reply:
     stored = call.app.directory.get(name)
     config, version = msgspec.to_builtins(body), expected_version(call, stored)
     service = await call.scheduler.put_service(name, config, version=version, **call.audit_fields)
-    return Reply(view_service(call, service), 200 if stored else 201, etag_header(service))
+    return Reply(view_service(call, service), 200 if stored else 201, etag_header(service.version))
 
 
 async def delete_service(call: Call) -> Reply:
@@ -157,7 +143,8 @@ async def list_schedules(call: Call) -> Reply:
 
 async def get_schedule(call: Call) -> Reply:
     """Return a schedule."""
-    return Reply(view_schedule(call, await call.scheduler.get_schedule(full_name(call))))
+    schedule = await call.scheduler.get_schedule(full_name(call))
+    return Reply(view_schedule(call, schedule), headers=etag_header(schedule.version))
 
 
 async def put_schedule(call: Call, body: schemas.PutSchedule) -> Reply:
@@ -167,22 +154,24 @@ async def put_schedule(call: Call, body: schemas.PutSchedule) -> Reply:
     if await call.scheduler.known_service(service) is None:
         raise UnknownService(f"no service is named {body.service!r:.120}")
     payload = await call.payload(body.payload)
-    exists = await has_schedule(call, name)
+    stored = await stored_schedule(call, name)
+    found = None if stored is None else stored.version
     schedule = await call.scheduler.store_schedule(
         name, service, payload, cron=body.cron, interval=body.interval,
         tz=body.tz, missed=body.missed, enabled=body.enabled, priority=body.priority,
-        timeout=body.timeout, max_attempts=body.max_attempts, **call.audit_fields,
+        timeout=body.timeout, max_attempts=body.max_attempts,
+        version=required_version(call, "schedule", found, ScheduleChanged), **call.audit_fields,
     )  # fmt: skip
-    return Reply(view_schedule(call, schedule), 200 if exists else 201)
+    status = 201 if stored is None else 200
+    return Reply(view_schedule(call, schedule), status, etag_header(schedule.version))
 
 
-async def has_schedule(call: Call, name: str) -> bool:
-    """Return whether there is a schedule of this full name."""
+async def stored_schedule(call: Call, name: str) -> Schedule | None:
+    """Return the schedule of this full name, or None."""
     try:
-        await call.scheduler.get_schedule(name)
+        return await call.scheduler.get_schedule(name)
     except UnknownSchedule:
-        return False
-    return True
+        return None
 
 
 async def list_firings(call: Call) -> Reply:
@@ -214,11 +203,12 @@ ROUTES = [
     Route("GET", "/v1/schedules", list_schedules, scope="read", query=schemas.ListSchedules,
           gives={200: schemas.SchedulePage}),
     Route("GET", "/v1/schedules/{name}", get_schedule, scope="read", gives={200: schemas.Schedule},
-          problems=(404,)),
+          problems=(404,), answers=("etag",)),
     Route("GET", "/v1/schedules/{name}/firings", list_firings, scope="read",
           query=schemas.ReadFirings, gives={200: schemas.FiringPage}, problems=(404,)),
     Route("PUT", "/v1/schedules/{name}", put_schedule, scope="admin", takes=schemas.PutSchedule,
-          gives={200: schemas.Schedule, 201: schemas.Schedule}),
+          gives={200: schemas.Schedule, 201: schemas.Schedule}, problems=(412,),
+          headers=("if-match", "if-none-match"), answers=("etag",)),
     Route("DELETE", "/v1/schedules/{name}", delete_schedule, scope="admin", gives={204: None},
           problems=(404,)),
 ]  # fmt: skip

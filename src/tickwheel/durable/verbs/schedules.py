@@ -67,12 +67,15 @@ class ScheduleVerbs(SubmissionVerbs):
         priority: int = 0,
         timeout: float | timedelta | None = None,
         max_attempts: int | None = None,
+        version: str | None = None,
         actor: str = LOCAL,
         request: str = "",
     ) -> Schedule:
         """Put a schedule as `put_schedule` does, by its service's name and its payload's bytes.
 
-        `actor` and `request` go into the audit log.
+        - `version`: the stored one must have it ("": there must be none), or ScheduleChanged is
+          raised, so that no other change is undone.
+        - `actor` and `request` go into the audit log.
         """
         node = self._running_node()
         check_name("name", name)
@@ -92,7 +95,7 @@ class ScheduleVerbs(SubmissionVerbs):
         )  # fmt: skip
         wanted.rule.after(now)  # raises for an invalid rule
         audit = self._audit(node, actor, "schedule.put", name, request)
-        stored = await node.store.schedules.put(wanted, audit)
+        stored = await node.store.schedules.put(wanted, audit, version)
         node.schedules_changed()
         return stored
 

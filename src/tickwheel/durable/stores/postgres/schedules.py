@@ -10,10 +10,12 @@ from tickwheel.durable.stores.postgres import statements as sql
 from tickwheel.durable.stores.postgres.pool import clean_text
 from tickwheel.durable.stores.postgres.registry import BUMP, NOTE, line
 from tickwheel.durable.stores.rows import schedule_range
+from tickwheel.errors import ScheduleChanged
 from tickwheel.values.schedule import (
     Fired,
     Schedule,
     Timing,
+    check_version,
     firing_key,
     firing_keys,
     schedule_changes,
@@ -51,7 +53,7 @@ PUT = f"""
     INSERT INTO schedule ({_COLUMNS}) VALUES ($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13)
     ON CONFLICT (name) DO UPDATE SET {
     ", ".join(f"{name} = EXCLUDED.{name}" for name in _COLUMNS.split(", ")[1:])
-}
+} WHERE NOT $14::boolean RETURNING name
 """  # noqa: S608
 DELETE = f"DELETE FROM schedule WHERE name = $1 RETURNING {_COLUMNS}"  # noqa: S608
 PENDING_FIRINGS = """
@@ -142,9 +144,11 @@ class PostgresSchedules:
         rows = await self._store.fetch(FIRST_USING, service)
         return rows[0][0] if rows else None
 
-    async def put(self, schedule: Schedule, audit: Audit) -> Schedule:
+    async def put(self, schedule: Schedule, audit: Audit, version: str | None = None) -> Schedule:
         """Store a schedule; if it changes, cancel its pending firings."""
-        stored = await self._store._transaction(lambda connection: put(connection, schedule, audit))
+        stored = await self._store._transaction(
+            lambda connection: put(connection, schedule, audit, version)
+        )
         if stored is schedule:
             await self._store.notifications.notify_change()
         return stored
@@ -168,14 +172,22 @@ class PostgresSchedules:
         return await self._store.run(lambda connection: fire(connection, firings))
 
 
-async def put(connection: Connection, schedule: Schedule, audit: Audit) -> Schedule:
-    """Store a schedule; when it changes, its pending firings are cancelled with it."""
+async def put(
+    connection: Connection, schedule: Schedule, audit: Audit, version: str | None
+) -> Schedule:
+    """Store a schedule; when it changes, its pending firings are cancelled with it.
+
+    A lock finds no row that is not there yet: of two puts that must create it, the second one that
+    inserts is refused.
+    """
     rows = await connection.fetch(LOCKED, schedule.name)
     stored = Schedule._make(rows[0]) if rows else None
+    check_version(schedule.name, stored, version)
     if stored is not None and stored.same_as(schedule):
         return stored
     await cancel_pending(connection, schedule.name)
-    await connection.fetch(PUT, *schedule)
+    if not await connection.fetch(PUT, *schedule, version == ""):
+        raise ScheduleChanged(f"the schedule {schedule.name!r:.120} exists")
     await note(connection, audit, stored, schedule)
     return schedule
 

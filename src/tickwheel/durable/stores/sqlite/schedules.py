@@ -15,6 +15,7 @@ from tickwheel.values.schedule import (
     Fired,
     Schedule,
     Timing,
+    check_version,
     firing_key,
     firing_keys,
     schedule_changes,
@@ -96,10 +97,11 @@ class SqliteSchedules:
         rows = await self._store._read(lambda connection: connection.run(FIRST_USING, (service,)))
         return rows[0][0] if rows else None
 
-    async def put(self, schedule: Schedule, audit: Audit) -> Schedule:
+    async def put(self, schedule: Schedule, audit: Audit, version: str | None = None) -> Schedule:
         """Store a schedule; if it changes, cancel its pending firings."""
 
         def work(connection: Connection) -> Schedule:
+            check_version(schedule.name, read_one(connection, schedule.name), version)
             return put(connection, schedule, audit, self._store._now())
 
         stored = await self._store._write(Rank.SUBMIT, work)
