@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 import pytest
 
@@ -129,6 +130,22 @@ class TestMessages:
         anywhere = api.token("read")
         found = watch("namespace=shop&limit=12", token=anywhere)
         assert [*found["figures"][0]["stats"]["services"]] == ["of-shop"]
+
+    def test_other_servers_are_asked_for_the_readers_namespace_only(self, serve, postgres_url):
+        anywhere = create_token(postgres_url, "read")
+        one, _ = (serve(store=postgres_url) for _ in range(2))
+        for namespace in ("default", "shop"):
+            admin = create_token(postgres_url, "admin", namespace=namespace)
+            one.service(f"of-{namespace}", token=admin)
+        with Stream(one, "?namespace=shop", anywhere) as stream:
+            answered = []
+            while len(answered) < 2:
+                stream.text = b""
+                text = stream.until(b"event: due")
+                data = re.findall(rb"event: figures\ndata: (.*)\n\n", text)
+                stats = json.loads(data[-1])["stats"]
+                assert {*stats["services"]} <= {"of-shop"}
+                answered = [row for row in stats["by_node"] if row["error"] is None]
 
     def test_while_the_store_does_not_answer_the_stream_says_so(self, api, watch, monkeypatch):
         async def nodes():

@@ -57,6 +57,13 @@ class TestSignIn:
         sign_in(api, token, origin="http://evil.example").refused(403, "forbidden")
         sign_in(api, token, origin=f"http://{HOST}").check(200)
 
+    def test_where_no_token_is_needed_a_cookie_of_another_store_does_not_matter(self, api):
+        left = {"cookie": f"{COOKIE}=tw_0123456789ab_{'x' * 43}"}
+        assert api.get("/v1/session", headers=left, status=200).json["csrf"] is None
+        api.post("/v1/tasks", {"service": "none"}, headers=left).refused(422, "unknown_service")
+        api.token("read")
+        api.get("/v1/session", headers=left).refused(401, "unauthorized")
+
     def test_signing_out_removes_the_cookie(self, api):
         cookie = api.delete("/v1/session", status=204).headers["set-cookie"]
         assert cookie.startswith(f"{COOKIE}=;")

@@ -153,6 +153,10 @@ class App:
         """Return the store's time."""
         return self.node.store.now_ms()
 
+    def ending(self) -> bool:
+        """Return whether streams must end because the server stops."""
+        return self.stopping
+
     def uptime(self) -> float:
         """Return the seconds since the start."""
         return self._clock.time() - self._started
@@ -295,11 +299,20 @@ class App:
             self.bodies.release(size)
 
     def _use_session(self, method: str, headers: Headers) -> None:
-        """Take the token from the cookie of a session; other servers are asked with it, too."""
+        """Take the token from the cookie of a session; other servers are asked with it, too.
+
+        Where no token is needed, a cookie that another store has left does not matter.
+        """
         token = session_token(headers)
-        if token is not None:
-            check_session(token, method, headers)
-            headers[b"authorization"] = b"Bearer " + token
+        if token is None:
+            return
+        given = b"Bearer " + token
+        if self.guard.open and not self.guard.still_admits(
+            {b"authorization": given}, self.now_ms()
+        ):
+            return
+        check_session(token, method, headers)
+        headers[b"authorization"] = given
 
     async def admit(
         self, address: str, headers: Headers, request_id: str, *, own_host_only: bool

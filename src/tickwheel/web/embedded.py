@@ -1,7 +1,14 @@
-"""The dashboard and the API of a scheduler in the user's own process, as an ASGI application."""
+"""The dashboard and the API of a scheduler in the user's own process, as an ASGI application.
+
+ASGI does not tell an application that its server stops: uvicorn waits for the open responses before
+it ends the lifespan, and a stream of figures would never end. So streams end when uvicorn has begun
+to stop, or when the scheduler has; for other servers, each stream ends after a while, and the page
+opens another one.
+"""
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.web.access import Guard
@@ -16,6 +23,7 @@ if TYPE_CHECKING:
     Receive = Callable[[], Awaitable[Message]]
     Send = Callable[[Message], Awaitable[None]]
 
+STREAM_SECONDS = 60.0  # the longest that a stream keeps a server from stopping
 STOPPED = b"the scheduler is not running\n"
 
 
@@ -62,5 +70,21 @@ class EmbeddedDashboard:
             if self._app is not None:
                 self._app.live.close()
             guard = Guard(node.directory, local=False, open_access=self._open_access, rate=None)
-            self._app = App(self._scheduler, guard, loopback_only=False, hosts=self._hosts)
+            self._app = EmbeddedApp(self._scheduler, guard, loopback_only=False, hosts=self._hosts)
+            self._app.live.lifetime = STREAM_SECONDS
         return self._app
+
+
+class EmbeddedApp(App):
+    """The API of one run of a scheduler, in a server that is not ours."""
+
+    def ending(self) -> bool:
+        """Return whether the scheduler was stopped, or the server stops."""
+        scheduler = self.scheduler
+        return not scheduler.running or scheduler.node is not self.node or uvicorn_stops()
+
+
+def uvicorn_stops() -> bool:
+    """Return whether uvicorn, in this process, has received a signal to stop."""
+    handlers = map(signal.getsignal, (signal.SIGTERM, signal.SIGINT))
+    return any(getattr(getattr(one, "__self__", None), "should_exit", False) for one in handlers)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from tickwheel.clock import SystemClock
+from tickwheel.durable.directory.tokens import DEFAULT
 from tickwheel.durable.metrics import BOUNDS, Histogram
 from tickwheel.errors import TickwheelError
 from tickwheel.web import schemas, views
@@ -113,7 +114,7 @@ class Sampler:
         for name, latest in self._latest.items():
             watcher.put(name, latest)
         self._watchers.append(watcher)
-        if self._running is None:
+        if self._running is None or self._running.done():
             self._latest.clear()  # of the time before
             self._samples.clear()
             self._running = asyncio.ensure_future(self._run())
@@ -132,7 +133,7 @@ class Sampler:
 
     async def _run(self) -> None:
         turn = 0
-        while True:
+        while not self._app.ending():
             try:
                 await self._turn(turn)
                 turn += 1
@@ -140,6 +141,7 @@ class Sampler:
                 self._send("trouble", {"detail": str(error)})
                 self._samples.clear()
             await asyncio.sleep(TURN_SECONDS)
+        self.close()
 
     async def _turn(self, turn: int) -> None:
         """Send what is new."""
@@ -165,12 +167,14 @@ class Sampler:
             await self._send_due(call)
 
     def _call(self) -> Call:
-        """Return a request for the figures of the cluster, with the newest reader's token."""
+        """Return a request for the figures of the cluster, with the newest reader's token.
+
+        Other servers must look at this namespace, which a reader may have named in its query.
+        """
         newest = self._watchers[-1].call
         query = schemas.ReadFigures(scope="cluster")
-        return Call(
-            self._app, newest.access, {}, query, newest.headers, newest.request_id, newest.scope
-        )
+        headers = {**newest.headers, b"tickwheel-namespace": (self._namespace or DEFAULT).encode()}
+        return Call(self._app, newest.access, {}, query, headers, newest.request_id, newest.scope)
 
     def _drop_refused(self, now_ms: float) -> None:
         """End the streams of tokens that were revoked or have expired."""
@@ -230,7 +234,9 @@ class Live:
 
     def __init__(self, app: App) -> None:
         self._app = app
+        self._clock = SystemClock()
         self._samplers: dict[str, Sampler] = {}
+        self.lifetime: float | None = None  # seconds after which a stream ends; None: never
         self.streams = 0
 
     async def watch(self, call: Call, namespace: str, limit: int | None) -> AsyncIterator[bytes]:
@@ -243,7 +249,8 @@ class Live:
         self.streams += 1
         try:
             yield b"retry: 1000\n\n"
-            while not watcher.closed and limit != 0:
+            end = None if self.lifetime is None else self._clock.time() + self.lifetime
+            while not watcher.closed and limit != 0 and (end is None or self._clock.time() < end):
                 yield await watcher.take()
                 limit = None if limit is None else limit - 1
         finally:
@@ -291,7 +298,7 @@ def difference(later: Sequence[int], earlier: Sequence[int]) -> list[int]:
 async def live(call: Call) -> Reply:
     """Stream the figures of the cluster as server-sent events."""
     query: schemas.WatchLive = call.query
-    if call.app.stopping or call.app.live.streams >= MAX_STREAMS:
+    if call.app.ending() or call.app.live.streams >= MAX_STREAMS:
         raise HttpError("overloaded", f"a server has up to {MAX_STREAMS} streams: try again later")
     if query.namespace is not None:  # a browser's stream cannot have the header
         call.access = call.access.within_namespace(query.namespace)

@@ -67,7 +67,9 @@ def check_origin(headers: Mapping[bytes, bytes]) -> None:
 
 async def get_session(call: Call) -> Reply:
     """Return who the caller is and what the caller may do; 401 if a token is needed."""
-    return Reply(session_view(call, session_token(call.headers)), headers=[NO_STORE])
+    used = b"authorization" in call.headers  # a cookie that is not needed may have been ignored
+    token = session_token(call.headers) if used else None
+    return Reply(session_view(call, token), headers=[NO_STORE])
 
 
 async def put_session(call: Call, body: schemas.SignIn) -> Reply:
