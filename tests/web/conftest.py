@@ -1,13 +1,20 @@
 """Fixtures: the application in this process, on either store, and servers."""
 
 import faulthandler
+import json
+import shutil
 
 import pytest
+from playwright.sync_api import sync_playwright
 
-from receivers import Receiver
+from receivers import Receiver, answering
 from web.serving import Api, Served
 
 WATCHDOG = 60.0
+TRACEBACK = (
+    'Traceback (most recent call last):\n  File "job.py", line 3\nValueError: order 17 is bad'
+)
+PROBLEM = json.dumps({"error": TRACEBACK}).encode()
 
 
 @pytest.fixture(autouse=True)
@@ -94,4 +101,21 @@ def serve(tmp_path, sqlite_url):
 @pytest.fixture
 def receiver():
     with Receiver() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def browser():
+    path = shutil.which("chromium")
+    assert path, "chromium is missing: apt-get install chromium"
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def callee():
+    with Receiver() as made:
+        made.on("/bad", answering(500, PROBLEM, content_type="application/json"))
         yield made

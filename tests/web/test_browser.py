@@ -7,51 +7,24 @@ Nothing here runs an event loop: the browser's driver has one in this thread.
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
-from receivers import Receiver, answering
+from receivers import answering
 from scenes.worked import WORKED
+from web.browsing import confirm, heading, opened, press, told
 from web.serving import Served
 
 WATCHDOG = 240.0
 NASTY = '<img src=x onerror="document.title=1">\u202egnp.exe\x1b[31mred\U0001f480</script>&amp;'
-TRACEBACK = (
-    'Traceback (most recent call last):\n  File "job.py", line 3\nValueError: order 17 is bad'
-)
-PROBLEM = json.dumps({"error": TRACEBACK}).encode()
-DESKTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}
 LARGE = 10_000_000
 KEY = '<img src=x onerror="document.title=1">'
-expect.set_options(timeout=20_000)
-EXPECTED = re.compile(
-    r"status of (401|403|404|409|422)|ERR_CONNECTION_REFUSED|ERR_INCOMPLETE_CHUNKED|ERR_EMPTY"
-)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    path = shutil.which("chromium")
-    assert path, "chromium is missing: apt-get install chromium"
-    with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield made
-        made.close()
-
-
-@pytest.fixture(scope="module")
-def callee():
-    with Receiver() as made:
-        made.on("/bad", answering(500, PROBLEM, content_type="application/json"))
-        yield made
 
 
 @pytest.fixture(scope="module")
@@ -69,49 +42,10 @@ def server(tmp_path_factory, callee):
         yield server
 
 
-@contextmanager
-def opened(browser, url, **options):
-    """Give a page of a new profile; in the end, no console error was seen."""
-    options.setdefault("viewport", DESKTOP)
-    context = browser.new_context(**options)
-    page = context.new_page()
-    page.set_default_timeout(20_000)
-    errors = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("dialog", lambda dialog: errors.append(f"dialog {dialog.message}"))
-    page.on(
-        "console",
-        lambda line: line.type == "error" and errors.append(f"{line.text} {line.location}"),
-    )
-    page.on("request", lambda one: url in one.url or errors.append(f"foreign {one.url}"))
-    page.root = url
-    page.go = lambda path: page.goto(f"{url}/{path}")
-    yield page
-    context.close()
-    assert [error for error in errors if not EXPECTED.search(error)] == []
-
-
 @pytest.fixture
 def page(browser, server):
     with opened(browser, server.url) as page:
         yield page
-
-
-def heading(page, text):
-    expect(page.get_by_role("heading", level=1)).to_have_text(text)
-
-
-def press(page, name, **options):
-    page.get_by_role("button", name=name, **options).click()
-
-
-def confirm(page, name):
-    """Press the button of the open dialog."""
-    page.get_by_role("dialog").get_by_role("button", name=name).click()
-
-
-def told(page, text):
-    expect(page.locator(".toast").filter(has_text=text).last).to_be_visible()
 
 
 class TestOverview:
@@ -298,7 +232,11 @@ class TestOthers:
         callee.on("/nasty", answering(500, NASTY.encode(), content_type="text/html"))
         callee.on(
             "/echo",
-            answering(200, json.dumps({"html": NASTY}).encode(), content_type="application/json"),
+            answering(
+                200,
+                json.dumps({"html": NASTY}, ensure_ascii=False).encode(),
+                content_type="application/json",
+            ),
         )
         server.service("nasty", callee.url("/nasty"), max_attempts=1)
         server.service("echo", callee.url("/echo"))

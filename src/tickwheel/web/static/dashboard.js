@@ -104,7 +104,7 @@ addEventListener("unhandledrejection", (event) => {
   event.preventDefault();
   if (event.reason.status !== 401) toast(event.reason.message, true); // with 401 the form is shown
 });
-addEventListener("signed-out", () => session.known !== undefined && needToken());
+addEventListener("signed-out", () => needToken());
 
 function frame() {
   const known = session.known;
@@ -159,19 +159,24 @@ async function leave() {
 function needToken() {
   live.stop();
   showing.abort();
+  if (main.querySelector(".sign-in")) return; // keep what is typed
+  const why = session.known?.csrf ? "Your session has ended: sign in again." : "";
+  session.known = null;
   fill(document.getElementById("nav"));
   fill(document.getElementById("top"), h("a", { class: "brand", href: "./" }, h("img", { src: "static/favicon.svg", alt: "" }), "tickwheel"));
-  fill(main, signInPage(begin));
+  fill(main, signInPage(begin, why));
   main.querySelector("input")?.focus();
 }
 
-async function begin() {
+/** Read the session and show the page; `signedIn`: right after the form. */
+async function begin(signedIn = false) {
   try {
     await readSession();
   } catch (error) {
-    if (error.status === 401) return needToken();
+    if (error.status === 401 && !signedIn) return needToken();
+    if (error.status === 401) throw new Error("The browser did not keep the session: allow cookies for this site.");
     fill(main, h("div", { class: "page" }, h("h1", {}, "The server cannot be used now"), h("p", { class: "banner bad" }, error.message)));
-    return setTimeout(begin, 2000);
+    return error.status && error.status < 500 && error.status !== 429 ? undefined : setTimeout(begin, 2000);
   }
   frame();
   if (!may("read")) {
@@ -182,9 +187,8 @@ async function begin() {
   return show();
 }
 
-// A lost stream may mean that the token was revoked.
-live.addEventListener("state", () => {
-  if (live.state !== "lost") return;
+// A stream that fails may mean that the token was refused: ask each time, or it is tried for ever.
+live.addEventListener("failed", () => {
   request("GET", "v1/session").catch((error) => {
     if (error.status === 401) needToken();
     else if (error.status && error.status < 500) toast(error.message, true);

@@ -13,6 +13,7 @@ class Live extends EventTarget {
   #timer = null;
   #wait = 500;
   #wanted = false;
+  #again = false; // whether a stream that ended is being replaced
 
   start() {
     this.#wanted = true;
@@ -42,11 +43,20 @@ class Live extends EventTarget {
     const source = (this.#source = new EventSource(target));
     source.addEventListener("open", () => {
       this.#wait = 500;
+      this.#again = false;
       this.#become("live");
     });
     source.addEventListener("error", () => {
       if (source !== this.#source) return;
+      if (this.state === "live" && !this.#again) { // a server may end a stream that goes on elsewhere
+        this.#again = true;
+        this.#source.close();
+        this.#connect();
+        return;
+      }
       this.#close("lost");
+      this.dispatchEvent(new Event("failed"));
+      if (!this.#wanted) return;
       this.#timer = setTimeout(() => this.#wanted && !document.hidden && this.#connect(), this.#wait);
       this.#wait = Math.min(MAX_WAIT, this.#wait * 1.7);
     });
@@ -62,6 +72,7 @@ class Live extends EventTarget {
 
   #close(state) {
     clearTimeout(this.#timer);
+    this.#again = false;
     this.#source?.close();
     this.#source = null;
     this.#become(state);

@@ -1,8 +1,9 @@
 // Schedules: what is submitted again and again, and when next.
 
-import { get, may, put, remove } from "./api.js";
+import { get, may, put, remove, textOf } from "./api.js";
 import { ask, block, card, empty, fill, h, name, pill, toast } from "./dom.js";
 import { duration, relative, time } from "./format.js";
+import { checkedJson, indent } from "./json.js";
 
 const rule = (one) => (one.cron ? [h("code", {}, one.cron), h("span", { class: "faint" }, ` ${one.tz}`)] : `every ${duration(one.interval)}`);
 
@@ -36,16 +37,16 @@ export async function schedule(page, { signal, go, parts: [encoded] }) {
   fill(page,
     h("div", { class: "page-head" }, h("h1", {}, name(found.name)), pill(found.enabled ? "on" : "off", found.enabled ? "active" : "paused"), h("div", { class: "actions" }, may("admin") && [
       h("button", { type: "button", onclick: async () => {
-        try { await put(path, body({ ...found, enabled: !found.enabled })); toast(found.enabled ? "Paused" : "Resumed"); await reload(); } catch (error) { toast(error.message, true); }
+        try { await put(path, body({ ...found, enabled: !found.enabled }), { texts: { payload: textOf(found, "payload") }, replaces: found }); toast(found.enabled ? "Paused" : "Resumed"); await reload(); } catch (error) { toast(error.message, true); await reload(); }
       } }, found.enabled ? "Pause" : "Resume"),
-      h("button", { type: "button", onclick: async () => (await edit(found)) && reload() }, "Edit"),
+      h("button", { type: "button", onclick: async () => { await edit(found); await reload(); } }, "Edit"),
       h("button", { type: "button", class: "danger", onclick: async () => {
         if (await ask({ title: "Delete this schedule?", action: "Delete", danger: true, body: h("p", { class: "soft" }, "Its next firing is cancelled with it."), check: () => remove(path).then(() => true) })) { toast("Deleted"); go("schedules"); }
       } }, "Delete")])),
     h("div", { class: "columns side" },
       h("div", { class: "stack" }, card("Next firings", found.enabled ? null : "if it were active", firings.items.length ? h("ol", { class: "timeline" }, firings.items.map((at, index) => h("li", { "data-state": index ? "delay" : "next" },
         h("div", { class: "what" }, h("b", {}, time(at)), h("span", { class: "when", title: at }, relative(at)))))) : empty("No further firing", "The rule has no further time.")),
-        card("Payload", null, block(JSON.stringify(found.payload, null, 2), "Payload"))),
+        card("Payload", null, block(indent(textOf(found, "payload")), "Payload"))),
       card("Schedule", null, h("dl", { class: "facts" }, row("Rule", rule(found)), row("Service", h("a", { href: `services/${encodeURIComponent(found.service)}` }, name(found.service))),
         row("Missed", { once: "one firing for all of them", all: "all of them", skip: "skipped" }[found.missed]), row("Attempts", found.max_attempts), found.timeout !== null && row("Timeout", duration(found.timeout)), row("Created", time(found.created_at))))));
 }
@@ -56,17 +57,19 @@ function body({ name: _, next_at, created_at, ...rest }) {
 }
 
 function edit(found) {
+  const stored = found ? textOf(found, "payload") : "null";
+  const payload = h("textarea", { name: "payload", rows: "4", spellcheck: "false", ".value": indent(stored) });
+  const unchanged = payload.value; // a text area has its own line breaks
   const now = found ?? { service: "", payload: null, cron: "0 3 * * *", interval: null, tz: "UTC", missed: "once", enabled: true, priority: 0, timeout: null, max_attempts: null };
   const input = (label, key, value, more = {}) => h("label", { class: "field" }, label, h("input", { name: key, value: value ?? "", autocomplete: "off", ...more }));
   return ask({ title: found ? `Edit ${found.name}` : "New schedule", action: "Store", large: true, body: h("div", { class: "form-grid" }, !found && input("Name", "name", "", { required: true }), input("Service", "service", now.service, { required: true }),
     input("Cron, five fields", "cron", now.cron, { placeholder: "0 3 * * *" }), input("Or every … seconds", "interval", now.interval, { type: "number", step: "any" }), input("Time zone", "tz", now.tz),
     h("label", { class: "field" }, "Missed firings", h("select", { name: "missed" }, ["once", "all", "skip"].map((one) => h("option", { value: one, selected: one === now.missed }, one)))),
-    h("label", { class: "field wide" }, "Payload, as JSON", h("textarea", { name: "payload", rows: "4", spellcheck: "false", ".value": JSON.stringify(now.payload, null, 2) })),
+    h("label", { class: "field wide" }, "Payload, as JSON", payload),
     h("label", { class: "check wide" }, h("input", { type: "checkbox", name: "enabled", checked: now.enabled }), "Active")),
   check: (data) => {
-    let payload;
-    try { payload = JSON.parse(data.payload || "null"); } catch (error) { throw new Error(`the payload is not JSON: ${error.message}`); }
+    const text = payload.value === unchanged ? stored : checkedJson(payload.value);
     if (Boolean(data.cron) === Boolean(data.interval)) throw new Error("give a cron rule or an interval, one of them");
-    return put(`v1/schedules/${encodeURIComponent(found?.name ?? data.name)}`, { ...body(now), service: data.service, payload, cron: data.cron || null, interval: data.interval ? Number(data.interval) : null, tz: data.tz, missed: data.missed, enabled: Boolean(data.enabled) });
+    return put(`v1/schedules/${encodeURIComponent(found?.name ?? data.name)}`, { ...body(now), service: data.service, cron: data.cron || null, interval: data.interval ? Number(data.interval) : null, tz: data.tz, missed: data.missed, enabled: Boolean(data.enabled) }, { texts: { payload: text }, replaces: found });
   } });
 }

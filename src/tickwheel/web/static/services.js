@@ -1,8 +1,9 @@
 // Services: how each does, its configuration, a trial call, and its recent errors in groups.
 
-import { encodeQuery, get, may, post, put, remove } from "./api.js";
+import { encodeQuery, get, may, post, put, remove, textOf } from "./api.js";
 import { ask, block, card, empty, fill, foreign, h, name, pill, toast } from "./dom.js";
 import { count, duration, plural, relative } from "./format.js";
+import { checkedJson, indent } from "./json.js";
 import { live, watch } from "./live.js";
 
 const PLACEHOLDER = "********";
@@ -76,15 +77,15 @@ function buttons(found, path, reload, go) {
     try {
       await work();
       toast(done);
-      await reload();
     } catch (error) {
       toast(error.message, true);
     }
+    await reload();
   };
   return [
-    h("button", { type: "button", onclick: () => attempt(() => put(path, configuration({ ...found, enabled: !found.enabled })), found.enabled ? "Paused: its tasks wait" : "Resumed") }, found.enabled ? "Pause" : "Resume"),
+    h("button", { type: "button", onclick: () => attempt(() => put(path, configuration({ ...found, enabled: !found.enabled }), { replaces: found }), found.enabled ? "Paused: its tasks wait" : "Resumed") }, found.enabled ? "Pause" : "Resume"),
     h("button", { type: "button", onclick: () => tryCall(found, path) }, "Test call"),
-    h("button", { type: "button", onclick: async () => (await edit(found)) && reload() }, "Edit"),
+    h("button", { type: "button", onclick: async () => { await edit(found); await reload(); } }, "Edit"),
     h("button", { type: "button", class: "danger", onclick: async () => {
       if (await ask({ title: "Delete this service?", action: "Delete", danger: true, body: h("p", { class: "soft" }, "A service that has live tasks or schedules is kept."), check: () => remove(path).then(() => true) })) { toast("Deleted"); go("services"); }
     } }, "Delete"),
@@ -118,14 +119,10 @@ function facts(found) {
 async function tryCall(found, path) {
   const payload = h("textarea", { name: "payload", rows: "6", spellcheck: "false", ".value": "null" });
   const answer = await ask({ title: "Test call", action: "Call it", body: [h("p", { class: "soft small" }, "Calls the service once, now. No task is stored, and a paused service is called, too."), h("label", { class: "field" }, "Payload, as JSON", payload)],
-    check: async (data) => {
-      let value;
-      try { value = JSON.parse(data.payload); } catch (error) { throw new Error(`the payload is not JSON: ${error.message}`); }
-      return post(`${path}/try`, { payload: value });
-    } });
+    check: () => post(`${path}/try`, {}, { texts: { payload: checkedJson(payload.value) } }) });
   if (!answer) return;
   await ask({ title: "The service answered", action: "Close", body: h("div", { class: "stack" }, h("div", { class: "row" }, pill(answer.event), h("span", { class: "soft" }, `in ${duration(answer.seconds)}`)),
-    answer.error !== null && block(answer.error, "Error"), answer.result !== null && block(JSON.stringify(answer.result, null, 2), "Result")) });
+    answer.error !== null && block(answer.error, "Error"), answer.result !== null && block(indent(textOf(answer, "result")), "Result")) });
 }
 
 /** Ask for the configuration of a service, and store it; return it, or null. */
@@ -147,6 +144,6 @@ function edit(found) {
       backoff: { ...now.backoff, first: Number(data.first), max: Number(data.max) },
       breaker: data.failures ? { ...now.breaker, failures: Number(data.failures), pause: Number(data.pause || 5) } : null, enabled: Boolean(data.enabled) };
     if (data.secret) value.secret = data.secret;
-    return put(`v1/services/${encodeURIComponent(found?.name ?? data.name)}`, value);
+    return put(`v1/services/${encodeURIComponent(found?.name ?? data.name)}`, value, { replaces: found });
   } });
 }

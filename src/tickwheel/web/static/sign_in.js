@@ -3,8 +3,8 @@
 import { signIn } from "./api.js";
 import { fill, foreign, h } from "./dom.js";
 
-export function signInPage(then) {
-  const problem = h("p", { class: "banner bad hidden", role: "alert" });
+export function signInPage(then, why = "") {
+  const problem = h("p", { class: why ? "banner bad" : "banner bad hidden", role: "alert" }, why);
   const input = h("input", { name: "token", type: "password", autocomplete: "current-password", required: true, placeholder: "tw_…", spellcheck: "false" });
   const button = h("button", { class: "primary", type: "submit" }, "Sign in");
   const form = h("form", { onsubmit: async (event) => {
@@ -12,7 +12,7 @@ export function signInPage(then) {
     button.disabled = true;
     try {
       await signIn(input.value);
-      await then();
+      await then(true);
     } catch (error) {
       problem.classList.remove("hidden");
       fill(problem, foreign(error.message));

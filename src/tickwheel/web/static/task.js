@@ -1,12 +1,14 @@
 // One task: its life as a timeline, its payload, result and errors, and what can be done with it.
 
-import { get, may, post } from "./api.js";
+import { get, may, post, textOf } from "./api.js";
 import { ask, block, card, fill, h, name, pill, toast } from "./dom.js";
 import { bytes, duration, now, plural, relative, time } from "./format.js";
+import { indent } from "./json.js";
 import { askDelay } from "./tasks.js";
 
 const TRUNCATE = 65536; // bytes of a payload, result or error that are read
 const REFRESH = 1000; // milliseconds between two reads of a task that has not ended
+const MAX_WAIT = 30000;
 const EVENTS = {
   finish: "finished", retry: "failed, to be retried", fail: "failed for good", snooze: "asked for more time", release: "given back unsent",
   accept: "accepted", lose: "lost: its node stopped", lost: "lost: its node stopped", expire: "expired",
@@ -14,7 +16,10 @@ const EVENTS = {
 
 export async function task(page, { signal, go, parts: [id] }) {
   let shown = "";
+  let timer = null;
+  let wait = REFRESH;
   const refresh = async () => {
+    clearTimeout(timer);
     const found = await get(`v1/tasks/${id}`, { truncate: TRUNCATE });
     const log = await get(`v1/tasks/${id}/attempts`, { limit: 200 });
     if (signal.aborted) return;
@@ -23,10 +28,20 @@ export async function task(page, { signal, go, parts: [id] }) {
       shown = text;
       render(page, found, log, { refresh, go });
     }
-    if (!isFinal(found)) setTimeout(() => signal.aborted || document.hidden ? null : refresh().catch((error) => toast(error.message, true)), REFRESH);
+    wait = REFRESH;
+    if (!isFinal(found)) again();
+  };
+  // A server that cannot be reached is asked again, ever less often; one that refuses is not.
+  const again = () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => signal.aborted || document.hidden || refresh().catch((error) => {
+      if (error.status && error.status < 500) { if (error.status !== 401) toast(error.message, true); return; }
+      wait = Math.min(MAX_WAIT, 2 * wait);
+      again();
+    }), wait);
   };
   await refresh();
-  document.addEventListener("visibilitychange", () => !document.hidden && refresh().catch(() => null), { signal });
+  document.addEventListener("visibilitychange", () => document.hidden || signal.aborted || again(), { signal });
 }
 
 const isFinal = (task) => ["finished", "failed", "cancelled"].includes(task.state);
@@ -115,10 +130,10 @@ function attemptItem(attempt, start, end) {
 /** A payload, result or error; JSON is indented, what is too long is cut by the server. */
 function text(task, field, title) {
   const cut = task.truncated?.[field];
-  if (cut) return card(title, `the first ${bytes(cut.start.length)} of ${bytes(cut.bytes)}`, block(cut.start, title));
+  if (cut) return card(title, `the first ${bytes(new Blob([cut.start]).size)} of ${bytes(cut.bytes)}`, block(cut.start, title));
   const value = task[field];
   if (value === null && field !== "payload") return null;
-  const shown = field === "error" ? value : JSON.stringify(value, null, 2);
+  const shown = field === "error" ? value : indent(textOf(task, field));
   return card(title, null, block(shown, title));
 }
 

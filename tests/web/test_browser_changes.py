@@ -1,0 +1,191 @@
+"""The dashboard in a browser: what a change keeps, whose change wins, and sessions that end."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from playwright.sync_api import expect
+
+from web.browsing import confirm, heading, opened, press, told
+from web.serving import Served, create_token, on_store, revoked
+
+WATCHDOG = 240.0
+EXACT = rb'{"z" : 1.0, "big":12345678901234567890, "a": 1, "a":2e0, "u":"\u00e9"}'
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, callee):
+    path = tmp_path_factory.mktemp("changes")
+    options = ["--store", f"sqlite:///{path}/tasks.db", "--allow-private-targets"]
+    with Served(*options, cwd=path) as server:
+        server.service("mail", callee.url("/ok"))
+        yield server
+
+
+@pytest.fixture
+def page(browser, server):
+    with opened(browser, server.url) as page:
+        yield page
+
+
+class TestPayloads:
+    """A payload is bytes: no page may write other ones than it has read."""
+
+    @pytest.fixture
+    def exact(self, server):
+        body = b'{"service":"mail","cron":"0 3 * * *","payload":' + EXACT + b"}"
+        server.put("/v1/schedules/exact", body)
+        return lambda: server.get("/v1/schedules/exact").body
+
+    def test_a_change_of_a_schedule_keeps_its_payload(self, page, exact):
+        page.go("schedules/exact")
+        expect(page.get_by_label("Payload")).to_contain_text('"big": 12345678901234567890')
+        press(page, "Pause")
+        told(page, "Paused")
+        press(page, "Resume")
+        told(page, "Resumed")
+        press(page, "Edit")
+        page.get_by_label("Time zone").fill("Europe/Berlin")
+        confirm(page, "Store")
+        expect(page.locator(".facts")).to_contain_text("Europe/Berlin")
+        assert EXACT in exact()
+
+    def test_an_edited_payload_is_stored_as_it_was_typed(self, page, exact):
+        page.go("schedules/exact")
+        press(page, "Edit")
+        page.get_by_label("Payload, as JSON").fill('{"b": 1.00, "b":99999999999999999999}')
+        confirm(page, "Store")
+        expect(page.get_by_label("Payload")).to_contain_text('"b": 99999999999999999999')
+        assert b'{"b": 1.00, "b":99999999999999999999}' in exact()
+
+    def test_a_test_call_sends_the_bytes_that_were_typed(self, page, callee):
+        page.go("services/mail")
+        press(page, "Test call")
+        page.get_by_label("Payload").fill(EXACT.decode())
+        confirm(page, "Call it")
+        expect(page.get_by_role("dialog")).to_contain_text("finish")
+        assert callee.requests[-1].body == EXACT
+
+    def test_a_task_shows_the_bytes_that_were_submitted(self, page, server):
+        body = b'{"service":"mail","delay":3600,"payload":' + EXACT + b"}"
+        task = server.post("/v1/tasks", body, status=201).json["id"]
+        page.go(f"tasks/{task}")
+        for part in ('"z": 1.0', '"big": 12345678901234567890', '"a": 1,', '"a": 2e0'):
+            expect(page.get_by_label("Payload")).to_contain_text(part)
+
+
+class TestConflicts:
+    def test_a_form_does_not_undo_a_change_of_somebody_else(self, page, server, callee):
+        server.service("shared", callee.url("/ok"))
+        page.go("services/shared")
+        press(page, "Edit")
+        server.service("shared", callee.url("/ok"), rate=7)
+        page.get_by_label("Concurrency").fill("3")
+        confirm(page, "Store")
+        expect(page.get_by_role("alert").last).to_contain_text("Somebody else has changed it")
+        confirm(page, "Cancel")
+        expect(page.locator(".facts")).to_contain_text("7/s")
+        found = server.get("/v1/services/shared").json
+        assert (found["rate"], found["concurrency"]) == (7, 100)
+
+    def test_a_pause_does_not_undo_a_change_of_somebody_else(self, page, server):
+        path, body = "/v1/schedules/shared", {"service": "mail", "interval": 3600}
+        server.put(path, body)
+        page.go("schedules/shared")
+        heading(page, "shared")
+        server.put(path, {**body, "payload": "new"})
+        press(page, "Pause")
+        told(page, "Somebody else has changed it")
+        expect(page.get_by_label("Payload")).to_contain_text("new")
+        found = server.get(path).json
+        assert (found["payload"], found["enabled"]) == ("new", True)
+
+    @pytest.mark.parametrize("kind", ["service", "schedule"])
+    def test_a_new_one_does_not_replace_one_of_its_name(self, page, server, callee, kind):
+        server.put("/v1/schedules/mail", {"service": "mail", "interval": 3600})
+        page.go(f"{kind}s")
+        press(page, f"New {kind}")
+        page.get_by_label("Name").fill("mail")
+        if kind == "service":
+            page.get_by_label("Endpoint").fill(callee.url("/other"))
+        else:
+            page.get_by_label("Service").fill("mail")
+        confirm(page, "Store")
+        expect(page.get_by_role("alert").last).to_contain_text("one of this name already")
+        assert server.get("/v1/services/mail").json["endpoint"] == callee.url("/ok")
+
+
+class TestSessions:
+    def test_a_token_that_ends_while_the_server_is_away_is_not_tried_for_ever(
+        self, browser, tmp_path
+    ):
+        url = f"sqlite:///{tmp_path}/tasks.db"
+        first, second = token_in(url), token_in(url)
+        with Served("--store", url, cwd=tmp_path) as own, opened(browser, own.url) as page:
+            asked = []
+            page.on("request", lambda one: "/v1/live" in one.url and asked.append(one.url))
+            page.go("services")
+            sign_in(page, first)
+            expect(page.locator(".live")).to_have_text("Live")
+            listen = "{}:{}".format(*own.address)
+            own.stop()
+            expect(page.locator(".live")).to_have_text("Reconnecting …")
+            elsewhere(on_store, url, lambda store: revoked(store, first))
+            with Served("--store", url, cwd=tmp_path, listen=listen):
+                heading(page, "Sign in")
+                expect(page.get_by_role("alert")).to_contain_text("session has ended")
+                before = len(asked)
+                page.wait_for_timeout(1_500)  # a stream would be tried again after half a second
+                assert len(asked) == before
+                sign_in(page, second)
+                heading(page, "Services")
+                expect(page.locator(".live")).to_have_text("Live")
+                page.close()
+
+    def test_the_namespace_of_an_earlier_session_does_not_keep_anybody_out(self, browser, tmp_path):
+        url = f"sqlite:///{tmp_path}/tasks.db"
+        anywhere, shop = token_in(url), token_in(url, namespace="shop")
+        with Served("--store", url, cwd=tmp_path) as own, opened(browser, own.url) as page:
+            page.go("services")
+            sign_in(page, anywhere)
+            press(page, "namespace")
+            page.get_by_label("Show the tasks").fill("other")
+            confirm(page, "Use it")
+            expect(page.locator("#top")).to_contain_text("other")
+            press(page, "Sign out")
+            sign_in(page, shop)
+            heading(page, "Services")
+            expect(page.locator("#top")).to_contain_text("shop")
+            page.close()
+
+    def test_without_cookies_the_form_says_so(self, browser, tmp_path):
+        url = f"sqlite:///{tmp_path}/tasks.db"
+        token = token_in(url)
+        with Served("--store", url, cwd=tmp_path) as own, opened(browser, own.url) as page:
+            page.go("")
+            heading(page, "Sign in")
+            page.route("**/v1/session", without_cookies)
+            sign_in(page, token)
+            expect(page.get_by_role("alert")).to_contain_text("allow cookies")
+
+
+def elsewhere(call, *arguments, **options):
+    """Call a function on another thread: the browser's driver has an event loop in this one."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(call, *arguments, **options).result()
+
+
+def token_in(url, **options):
+    return elsewhere(create_token, url, "read", **options)
+
+
+def sign_in(page, token):
+    page.get_by_label("Token").fill(token)
+    press(page, "Sign in")
+
+
+def without_cookies(route):
+    """Answer as the server does, without the cookie: the browser refuses to keep it."""
+    answer = route.fetch()
+    headers = {name: value for name, value in answer.headers.items() if name != "set-cookie"}
+    route.fulfill(response=answer, headers=headers)
+    route.request.frame.page.context.clear_cookies()
