@@ -217,7 +217,7 @@ class TestFind:
         ]
         rare = Filter(service="rare")
         assert await walk(store, rare, final=final, limit=limit) == all_of(*expected)
-        nobody = Filter(service="nobody")
+        nobody = Filter(tags=("nobody",))
         page = await store.find(nobody, final=final, cursor=None, limit=limit)
         assert page.items == []
         assert page.next_cursor is not None
@@ -229,6 +229,29 @@ class TestFind:
             await stored(store, *[task(store) for _ in range(5)])
             assert len(await walk(store, Filter(service="mail"), limit=3)) % 5 == 0
             assert await walk(store, Filter(service="nobody"), limit=3) == []
+
+    async def test_few_tasks_of_a_service_or_a_due_time_are_found_at_once(self, store, monkeypatch):
+        scan_less(monkeypatch, 10)
+        soon = now(store) + HOUR
+        rare = [task(store, service="rare", shard=n)._replace(due_at_ms=soon + n) for n in range(4)]
+        overdue = task(store)
+        await stored(store, *rare, overdue)
+        others = [task(store)._replace(due_at_ms=soon + HOUR + n) for n in range(40)]
+        await stored(store, *others)
+
+        async def found(**fields):
+            page = await store.find(Filter(**fields), final=False, cursor=None, limit=50)
+            assert page.next_cursor is None
+            return sorted(ids_of(page.items))
+
+        assert await found(service="rare") == sorted(ids_of(rare))
+        assert await found(service="rare", state=State.RUNNING) == []
+        assert await found(state=State.READY) == [overdue.id]
+        assert await found(service="mail", state=State.READY) == [overdue.id]
+        delayed = {"state": State.DELAY, "due_after_ms": soon + 2, "due_before_ms": soon + HOUR}
+        assert await found(**delayed) == sorted(ids_of(rare[2:]))
+        assert await found(**delayed, namespace="") == sorted(ids_of(rare[2:]))
+        assert await found(**delayed, namespace="other") == []
 
     async def test_a_key_is_found_however_many_rows_there_are(self, store, monkeypatch):
         scan_less(monkeypatch, 10)

@@ -8,7 +8,8 @@ from playwright.sync_api import expect
 DESKTOP = {"width": 1280, "height": 800}
 expect.set_options(timeout=20_000)
 EXPECTED = re.compile(
-    r"status of (401|403|404|409|412|422|503)|ERR_CONNECTION_REFUSED|ERR_INCOMPLETE_CHUNKED|ERR_EMPTY"
+    r"status of (401|403|404|409|412|422|503)"
+    r"|ERR_CONNECTION_REFUSED|ERR_INCOMPLETE_CHUNKED|ERR_EMPTY"
 )
 
 

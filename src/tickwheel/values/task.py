@@ -374,6 +374,9 @@ def namespace_of(name: str) -> str:
     return name.rpartition("/")[0]
 
 
+NEVER_MS = 2**63 - 1
+
+
 class Filter(NamedTuple):
     """Selects tasks; a task must match every field that is not None."""
 
@@ -385,6 +388,22 @@ class Filter(NamedTuple):
     namespace: str | None = None  # "" selects tasks without a namespace
     tags: tuple[str, ...] = ()  # a task must have all of them
     due_after_ms: int | None = None  # due at this time or later
+
+    def due_range(self, now_ms: int) -> tuple[int, int] | None:
+        """Return the due times of the tasks that can match, half-open; None: another index is used.
+
+        Only an unclaimed task is stored with the due time that it shows.
+        """
+        if self.key is not None:
+            return None
+        if self.state not in (State.DELAY, State.READY):
+            return None if self.service is None else (-1, NEVER_MS)
+        low, high = self.due_after_ms or -1, self.due_before_ms or NEVER_MS
+        if self.state is State.DELAY:
+            low = max(low, now_ms + 1)
+        else:
+            high = min(high, now_ms + 1)
+        return low, high
 
 
 class DueSpans(NamedTuple):

@@ -114,6 +114,63 @@ def select_unclaimed(
     return statement, values.list
 
 
+def select_due(filter: Filter, low_ms: int, high_ms: int, values: Values, most: int) -> str:
+    """Return the statement for the ids of up to `most` tasks in a range of due times.
+
+    It reads an index: that of the service, shard by shard, or that of times.
+    """
+    limit = f"LIMIT {values.add(most)}::bigint"
+    low, high = (f"{values.add(at)}::bigint" for at in (low_ms, high_ms))
+    if filter.service is None:
+        at = "t.due_at_ms + 0"  # the expression of the index of times
+        return f"""
+            SELECT t.id FROM task t WHERE {at} >= {low} AND {at} < {high} ORDER BY {at} {limit}
+        """
+    return f"""
+        SELECT d.id FROM shard s CROSS JOIN LATERAL (
+            SELECT t.id FROM task t
+            WHERE t.service = {values.add(filter.service)} AND t.shard = s.shard
+                AND t.due_at_ms >= {low} AND t.due_at_ms < {high}
+            ORDER BY t.due_at_ms, t.id {limit}
+        ) d {limit}
+    """
+
+
+def count_due(filter: Filter, due: tuple[int, int], most: int) -> tuple[str, list[Any]]:
+    """Return the statement that counts the tasks in a range of due times, up to `most`."""
+    values = Values()
+    return f"SELECT count(*) FROM ({select_due(filter, *due, values, most)}) f", values.list
+
+
+def find_due(
+    filter: Filter,
+    due: tuple[int, int],
+    *,
+    now_ms: int,
+    before: str,
+    scan: int,
+    limit: int,
+    most_bytes: int,
+) -> tuple[str, list[Any]]:
+    """Return the statement of `find` for tasks that are few in their range of due times."""
+    values = Values()
+    where = matching(filter, now_ms, values)
+    order = "t.id DESC"
+    statement = f"""
+        WITH few AS MATERIALIZED (
+            SELECT {sql.SHOWN} FROM task t
+            WHERE t.id = ANY (ARRAY({select_due(filter, *due, values, scan)}))
+        )
+        SELECT NULL::uuid AS stop, f.* FROM (
+            SELECT {_columns_with_sizes("task", order)} FROM few t
+            WHERE t.id < {values.add(before)}::uuid AND {where}
+            ORDER BY {order} LIMIT {values.add(limit)}::bigint
+        ) f
+        WHERE f.total - f.bytes < {values.add(most_bytes)}::bigint
+    """
+    return statement, values.list
+
+
 def find(
     table: str, filter: Filter, *, now_ms: int, before: str, scan: int, limit: int, most_bytes: int
 ) -> tuple[str, list[Any]]:

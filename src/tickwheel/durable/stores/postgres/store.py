@@ -554,10 +554,16 @@ class PostgresStore:
         self, connection: Connection, table: str, filter: Filter, before: str, limit: int
     ) -> tuple[list[Task], str | None]:
         """Return the matches among the next rows of a table, and where it stopped, or None."""
-        statement, values = filters.find(
-            table, filter, now_ms=int(self.now_ms()), before=before, scan=SCAN, limit=limit + 1,
-            most_bytes=PAGE_BYTES,
-        )  # fmt: skip
+        now_ms = int(self.now_ms())
+        bounds: dict[str, Any] = {
+            "now_ms": now_ms, "before": before, "scan": SCAN, "limit": limit + 1,
+            "most_bytes": PAGE_BYTES,
+        }  # fmt: skip
+        due = filter.due_range(now_ms) if table == "task" else None
+        if due is not None and await self._are_few(connection, filter, due):
+            statement, values = filters.find_due(filter, due, **bounds)
+        else:
+            statement, values = filters.find(table, filter, **bounds)
         rows = await connection.fetch(statement, *values)
         tasks = [task_of(row[3:]) for row in rows if row[1] is not None]
         if len(tasks) > limit:
@@ -565,6 +571,12 @@ class PostgresStore:
         if tasks and rows[-1][1] >= PAGE_BYTES:
             return tasks, tasks[-1].id
         return tasks, rows[0][0] if rows else None
+
+    async def _are_few(self, connection: Connection, filter: Filter, due: tuple[int, int]) -> bool:
+        """Return whether a range of due times has up to `SCAN` tasks: then all are looked at."""
+        statement, values = filters.count_due(filter, due, SCAN + 1)
+        rows = await connection.fetch(statement, *values)
+        return bool(rows[0][0] <= SCAN)
 
     async def attempts(self, task_id: str, *, after: int = 0, limit: int = BATCH) -> list[Attempt]:
         """Return the execution log of a task in the order of attempts, from after `after`."""

@@ -1,7 +1,8 @@
 """How many tasks are due when, on SQLite: the nearest are counted, the others estimated.
 
 The index of due times is by service, so the entries to read are divided among the services. With
-very many of them some are read, evenly chosen by name, and stand for all.
+very many of them some are read, evenly chosen by name, and stand for all. Also finds the tasks of a
+range of due times that has few.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tickwheel.values.task import DueCount, namespace_of
 
 if TYPE_CHECKING:
     from tickwheel.durable.stores.sqlite.connection import Connection
-    from tickwheel.values.task import DueSpans
+    from tickwheel.values.task import DueSpans, Filter
 
 MAX_SERVICES = 50
 PARTS = 4  # of a time, each estimated by itself: tasks come in bursts
@@ -68,3 +69,20 @@ def estimate_rest(
     for part, count in connection.run(sql.DUE_ESTIMATE, values):
         counts[first + part // PARTS] += count
         guessed[first + part // PARTS] |= count > 0
+
+
+def few_due(connection: Connection, filter: Filter, now_ms: int, most: int) -> list[str] | None:
+    """Return the ids of the tasks in a filter's range of due times; None if they are over `most`.
+
+    A scan of rows finds the tasks of a range that has many, and this those of one that has few.
+    """
+    due = filter.due_range(now_ms)
+    if due is None:
+        return None
+    services = [filter.service]
+    if filter.service is None:
+        every = [name for (name,) in connection.run(sql.SERVICES_LIVE)]
+        services = [one for one in every if filter.namespace in (None, namespace_of(one))]
+    values = {"services": json.dumps(services), "low": due[0], "high": due[1], "most": most + 1}
+    ids = [task_id for (task_id,) in connection.run(sql.DUE_RANGE, values)]
+    return ids if len(ids) <= most else None

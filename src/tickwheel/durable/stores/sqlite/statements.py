@@ -305,9 +305,19 @@ def matching(filter: Filter, now_ms: int) -> tuple[str, dict[str, Any]]:
     return " AND ".join(conditions), values
 
 
-def find(table: str, where: str, *, by_key: bool) -> str:
+# Up to :most tasks of some services in a range of due times; the index has all that it reads.
+DUE_RANGE = """
+    SELECT t.id FROM json_each(:services) s
+    CROSS JOIN task t INDEXED BY task_due
+        ON t.service = s.value AND t.due_at_ms >= :low AND t.due_at_ms < :high
+    LIMIT :most
+"""
+
+
+def find(table: str, where: str, *, by_key: bool, among: bool = False) -> str:
     """Return the statement for a list: by the key's index, or over a bounded number of rows.
 
+    `among`: over the rows whose ids are in :ids.
     The columns of a row are read when the row is fetched, and only if it matches: payloads are
     large.
     """
@@ -318,6 +328,11 @@ def find(table: str, where: str, *, by_key: bool) -> str:
     if by_key:
         matching = f"""
             SELECT id AS found FROM ({looked_at})
+            WHERE id < :cursor AND :scan > 0 AND {where} ORDER BY id DESC LIMIT :limit
+        """
+    elif among:
+        matching = f"""
+            SELECT id AS found FROM ({looked_at} WHERE {IDS})
             WHERE id < :cursor AND :scan > 0 AND {where} ORDER BY id DESC LIMIT :limit
         """
     else:

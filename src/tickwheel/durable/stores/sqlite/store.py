@@ -51,7 +51,7 @@ from tickwheel.durable.stores.sqlite.connection import (
     insert_many,
     run_array,
 )
-from tickwheel.durable.stores.sqlite.due_counts import due_counts
+from tickwheel.durable.stores.sqlite.due_counts import due_counts, few_due
 from tickwheel.durable.stores.sqlite.file import SqliteFile
 from tickwheel.durable.stores.sqlite.insert import insert
 from tickwheel.durable.stores.sqlite.notify import SqliteNotifications
@@ -479,15 +479,17 @@ class SqliteStore:
         """Return the matches among the next rows of a table, and where it stopped, or None."""
         where, values = sql.matching(filter, self._now())
         by_key = filter.key is not None
-        statement = sql.find(table, where, by_key=by_key)
+        few = few_due(connection, filter, self._now(), SCAN) if table == "task" else None
+        statement = sql.find(table, where, by_key=by_key, among=few is not None)
         values |= {"cursor": cursor or "g", "scan": SCAN, "limit": limit + 1}
+        values |= {} if few is None else {"ids": json.dumps(few)}
         page = PageFill(PAGE_BYTES)
         tasks = [task_of(row) for row in connection.run_until(page, statement, values)]
         if len(tasks) > limit:
             return tasks[:limit], tasks[limit - 1].id
         if page.full:
             return tasks, tasks[-1].id
-        if by_key:
+        if by_key or few is not None:
             return tasks, None
         last = connection.run(sql.LAST.format(table=table), (values["cursor"], SCAN, SCAN - 1))
         return tasks, last[0][0] if last else None
