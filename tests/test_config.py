@@ -267,6 +267,8 @@ def test_no_secret_is_shown():
         with pytest.raises(ConfigError, match=r"^--store must be sqlite://") as raised:
             load_config({"store": store})
         assert "ter2" not in str(raised.value)
+    with pytest.raises(ConfigError, match=r"^--store must be sqlite:///PATH"):
+        load_config({"store": "memory://"})  # it would be lost with the server
     with pytest.raises(ConfigError) as raised:
         load_config({}, {"TICKWHEEL_SECRET_KEY": KEY + "\x07"})
     assert "hunter2" not in str(raised.value)

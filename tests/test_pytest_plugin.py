@@ -189,3 +189,81 @@ def test_a_loop_that_jumps_and_is_closed_with_its_tasks(passed):
         """,
         passed=2,
     )
+
+
+def test_a_scheduler_in_memory_whose_tasks_run_when_the_test_says_so(passed):
+    passed(
+        """
+        import asyncio
+        from tickwheel.testing import submitted
+
+        def test_an_order_expires(scheduler, manual_clock):
+            seen = []
+            scheduler.task(name="expire")(seen.append)
+
+            async def main():
+                async with scheduler:
+                    await scheduler.submit("expire", "o-1", delay=1800)
+                    [call] = await submitted(scheduler)
+                    assert (call.function, call.delay) == ("expire", 1800)
+                    manual_clock.advance(1799)
+                    assert await scheduler.run_due() == []
+                    manual_clock.advance(1)
+                    [task] = await scheduler.run_due()
+                    assert (task.state, seen) == ("finished", ["o-1"])
+
+            asyncio.run(main())
+
+        def test_another_one_finds_nothing(scheduler):
+            with scheduler.blocking() as b:
+                assert b.counts() == {"live": 0, "final": 0}
+        """,
+        passed=2,
+    )
+
+
+SHOP = """
+from tickwheel.durable import Scheduler
+
+app = Scheduler("sqlite:///production.db")
+expired = []
+
+@app.task
+def expire(order_id):
+    expired.append(order_id)
+"""
+
+
+def test_the_scheduler_of_a_program_is_moved_to_memory_for_each_test(passed, pytester):
+    pytester.makepyfile(shop=SHOP)
+    pytester.makeini("[pytest]\ntickwheel_app = shop:app\npythonpath = .")
+    passed(
+        """
+        import pytest, shop
+
+        @pytest.mark.parametrize("order", ["o-1", "o-2"])
+        def test_an_order_expires(scheduler, manual_clock, order):
+            assert scheduler is shop.app
+            shop.expired.clear()
+            with scheduler.blocking() as b:
+                b.submit(shop.expire, order, delay=60)
+                manual_clock.advance(60)
+                b.run_due()
+            assert shop.expired == [order]
+
+        def test_afterwards_it_is_where_it_was():
+            assert shop.app._binding.url == "sqlite:///production.db"
+            assert str(shop.app._make_store().path) == "production.db"
+        """,
+        passed=3,
+    )
+    assert not list(pytester.path.glob("production.db*"))
+
+
+def test_a_setting_that_names_something_else_is_an_error(pytester, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makeini("[pytest]\ntickwheel_app = os:path")
+    pytester.makepyfile("def test_it(scheduler): ...")
+    result = pytester.runpytest("-p", "tickwheel.pytest_plugin")
+    result.stdout.fnmatch_lines(["*tickwheel_app names a Scheduler as module:name*"])
+    result.assert_outcomes(errors=1)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from tickwheel.errors import TickwheelError
-from tickwheel.values.store_url import SQLITE, kind_of, sqlite_path
+from tickwheel.values.store_url import MEMORY, SQLITE, kind_of, sqlite_path
 from tickwheel.values.zookeeper_url import ZooKeeperUrl
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def _parse_path(text: str) -> Path:
 def _parse_store(text: str) -> str:
     if kind_of(text) == SQLITE:
         sqlite_path(text)
-    elif not text.partition(":")[2].startswith("//"):
+    elif kind_of(text) == MEMORY or not text.partition(":")[2].startswith("//"):
         raise ValueError
     return text
 

@@ -1,10 +1,11 @@
-"""The pytest plugin: `manual_clock`, `timer`, `async_timer` and `jumping_event_loop`.
+"""The pytest plugin: `manual_clock`, `timer`, `async_timer`, `jumping_event_loop`, `scheduler`.
 
 pytest loads it wherever tickwheel is installed, so it imports little until a fixture is used.
 """
 
 from __future__ import annotations
 
+import pkgutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +15,15 @@ import tickwheel
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tickwheel.durable import Scheduler
     from tickwheel.testing import JumpingEventLoop
+
+APP = "tickwheel_app"  # the setting: where the scheduler of the program under test is
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the setting."""
+    parser.addini(APP, "the scheduler under test, module:name; the fixture `scheduler` is it")
 
 
 @pytest.fixture
@@ -53,6 +62,22 @@ def jumping_event_loop() -> Iterator[JumpingEventLoop]:
         loop = runner.get_loop()
         assert isinstance(loop, JumpingEventLoop)
         yield loop
+
+
+@pytest.fixture
+def scheduler(
+    request: pytest.FixtureRequest, manual_clock: tickwheel.ManualClock
+) -> Iterator[Scheduler]:
+    """A `Scheduler` on `memory://` and `manual_clock`, not started; `run_due` runs its tasks.
+
+    With the setting `tickwheel_app = module:name` it is that scheduler, moved to this store for the
+    test.
+    """
+    from tickwheel.testing.tasks import scheduler_in_memory  # noqa: PLC0415 - as above
+
+    where = request.config.getini(APP)
+    with scheduler_in_memory(pkgutil.resolve_name(where) if where else None, manual_clock) as app:
+        yield app
 
 
 def close(timer: tickwheel.AsyncTimer) -> None:

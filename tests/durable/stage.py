@@ -166,7 +166,7 @@ class Stage:
         plain = sum(
             not node.channels[attempt.service.protocol].interruptible(attempt.service)
             for node in self.nodes
-            for attempts in node.dispatch._jobs.values()
+            for attempts in node.dispatch.jobs.values()
             for attempt in attempts
             if attempt.service.protocol == "local"
         )
@@ -205,7 +205,7 @@ class Stage:
             await step.stop()
         for attempt in list(node.dispatch.running.values()):
             node.dispatch._abandon(attempt)
-        jobs = list(node.dispatch._jobs)
+        jobs = list(node.dispatch.jobs)
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)

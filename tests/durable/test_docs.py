@@ -15,6 +15,7 @@ from sqlalchemy import orm
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 import tickwheel.durable
+from tickwheel import ManualClock
 from tickwheel.durable import Blocking, Scheduler, TaskFunction
 from tickwheel.durable.stores.postgres import schema as postgres_schema
 from tickwheel.durable.stores.sqlite import schema as sqlite_schema
@@ -59,7 +60,7 @@ def test_every_verb_is_in_the_reference_and_blocking_has_it():
         if not name.startswith("_")
     }
     assert documented(r"Scheduler\.") == verbs
-    plain = {"task", "blocking", "run"}
+    plain = {"task", "blocking", "run", "rebind"}
     assert verbs - plain <= set(dir(Blocking))
 
 
@@ -231,3 +232,17 @@ def test_every_way_to_change_tasks_in_your_own_transaction(postgres_url):
 
     asyncio.run(cancelled())
     assert orders_of(postgres_url)[1] == {"order:o-2", "order:o-3"}
+
+
+def test_a_submit_in_your_own_transaction_is_tested_without_sleeping(postgres_url):
+    page = (DOCS / "how-to" / "durable-test-without-sleeping.md").read_text("utf-8")
+    [code] = CODE.findall(page)
+
+    async def example():
+        app, expire = scheduler_of_orders("memory://")
+        connection = await asyncpg.connect(postgres_url)
+        names = {"app": app, "expire": expire, "url": postgres_url, "connection": connection}
+        await run_example(code, **names, clock=ManualClock(1_800_000_000))
+        await connection.close()
+
+    asyncio.run(example())

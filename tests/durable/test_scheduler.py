@@ -8,7 +8,8 @@ from datetime import timedelta
 import pytest
 
 from durable.callee import URL, Held, calling
-from durable.stage import DAY, until
+from durable.stage import DAY, START, until
+from tickwheel import ManualClock
 from tickwheel.durable import Scheduler, State, current_task
 from tickwheel.durable.steps.leases import LEASE_SECONDS
 from tickwheel.errors import NotStarted, StoreUnavailable, UnknownTask
@@ -293,6 +294,34 @@ class TestStart:
             await app.put_schedule("s", note, cron="0 * * * *")
             stage.clock.advance(3_600)
             await fired.wait()
+
+
+@pytest.mark.asyncio
+class TestRebind:
+    async def test_the_functions_move_to_the_other_store(self, tmp_path):
+        app = Scheduler(f"sqlite:///{tmp_path}/first.db", coordinator="solo")
+        app.task(name="note")(print)
+        clock = ManualClock(START)
+        app.rebind("memory://", clock=clock, dispatch=False)
+        async with app:
+            task = await app.submit("note", 1)
+            assert task.created_at.timestamp() == START
+            assert [one.id for one in await app.run_due()] == [task.id]
+        app.rebind(f"sqlite:///{tmp_path}/second.db")
+        async with app:
+            task = await app.submit("note", 2)
+            assert (await app.wait(task.id)).state is State.FINISHED
+        assert not (tmp_path / "first.db").exists()
+        assert (tmp_path / "second.db").exists()
+
+    async def test_a_running_scheduler_and_an_invalid_url_are_refused(self):
+        app = Scheduler("memory://")
+        async with app:
+            with pytest.raises(RuntimeError, match="stop it before rebind"):
+                app.rebind("memory://")
+        with pytest.raises(ValueError, match="sqlite:///PATH"):
+            app.rebind("mysql://localhost/x", dispatch=False)
+        assert app._binding.dispatch
 
 
 @pytest.mark.asyncio

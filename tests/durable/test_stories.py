@@ -131,7 +131,7 @@ class Story:
         assert all(at >= due for _, _, due, at in self.calls), "never early"
         node = self.app._node
         assert not any(flow.under_way for flow in node.dispatch.flows.values())
-        assert (node.dispatch._jobs, node.dispatch.running, node.horizon.entries) == ({}, {}, {})
+        assert (node.dispatch.jobs, node.dispatch.running, node.horizon.entries) == ({}, {}, {})
 
 
 @pytest.mark.asyncio

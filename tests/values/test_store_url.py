@@ -63,5 +63,12 @@ def test_a_sqlite_url_without_a_path_is_refused(url):
 
 
 def test_a_database_in_memory_is_refused():
-    with pytest.raises(ValueError, match="lost with the process"):
+    with pytest.raises(ValueError, match="is a file; for tests there is memory://"):
         sqlite_path("sqlite:///:memory:")
+
+
+def test_the_url_of_a_store_in_memory_has_no_other_part():
+    assert kind_of("memory://") == "memory"
+    for url in ("memory:", "memory:///tasks.db", "memory://host", "memory://?a=b"):
+        with pytest.raises(ValueError, match="is memory://, with nothing after it"):
+            kind_of(url)

@@ -163,6 +163,7 @@ class Blocking:
     reschedule_where = blocking(Verbs.reschedule_where)
     get = blocking(Verbs.get)
     wait = blocking(Verbs.wait)
+    run_due = blocking(Verbs.run_due)
     list = blocking(Verbs.list)
     backlog = blocking(Verbs.backlog)
     due_counts = blocking(Verbs.due_counts)

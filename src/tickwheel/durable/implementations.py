@@ -11,12 +11,13 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tickwheel.clock import ManualClock
 from tickwheel.durable.channels.local import LocalChannel
 from tickwheel.durable.channels.missing import MissingChannel, MissingPackage
 from tickwheel.durable.coordinators.solo import SoloCoordinator
 from tickwheel.durable.log import logger
 from tickwheel.durable.permits import descriptors
-from tickwheel.values.store_url import POSTGRES, SQLITE, kind_of, sqlite_path
+from tickwheel.values.store_url import MEMORY, POSTGRES, SQLITE, kind_of, sqlite_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -50,23 +51,34 @@ def _postgres_store(url: str, shards: int, clock: Clock | None) -> Store:
         raise ImportError(
             f"{missing}; for PostgreSQL: pip install 'tickwheel[postgres]'"
         ) from missing
-    if clock is not None:
+    if clock is not None and not isinstance(clock, ManualClock):
         raise ValueError(
-            "clock= is for a store on SQLite: on PostgreSQL the time is the database's, got"
-            f" {clock!r:.100}"
+            "on PostgreSQL the time is the database's: clock= is a ManualClock there, for tests,"
+            f" got {clock!r:.100}"
         )
-    return PostgresStore(url, shards=shards)
+    return PostgresStore(url, shards=shards, manual=clock)
 
 
-STORES = {SQLITE: _sqlite_store, POSTGRES: _postgres_store}
+def _memory_store(url: str, shards: int, clock: Clock | None) -> Store:
+    from tickwheel.durable.stores.sqlite.memory import MemoryStore  # noqa: PLC0415
+
+    return MemoryStore(shards=shards, clock=clock)
 
 
-def coordinator_for(url: str, name: str | None) -> Callable[..., Coordinator]:
+STORES = {SQLITE: _sqlite_store, POSTGRES: _postgres_store, MEMORY: _memory_store}
+
+
+def coordinator_for(
+    url: str, name: str | None, clock: Clock | None = None
+) -> Callable[..., Coordinator]:
     """Return the factory of a coordinator; None names the first that fits the store.
 
-    It takes the store, the node's name, and as keywords its weight and address.
+    It takes the store, the node's name, and as keywords its weight and address. Nodes with a
+    manual clock have no time in common: only "solo" fits them.
     """
     fitting = COORDINATORS[kind_of(url)]
+    if isinstance(clock, ManualClock):
+        fitting = {"solo": fitting["solo"]}
     if name is None:
         name = next(iter(fitting))
     kind, is_url, _ = name.partition("://")
@@ -107,6 +119,7 @@ def _zookeeper(url: str) -> Callable[..., Coordinator]:
 COORDINATORS = {
     SQLITE: {"solo": _solo_with_lock},
     POSTGRES: {"postgres": _postgres, "solo": _solo, "zookeeper": _zookeeper},
+    MEMORY: {"solo": _solo},
 }
 
 

@@ -10,7 +10,7 @@ import secrets
 import socket
 import threading
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Protocol, TypeVar, overload
 
 from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.clock import forkable
@@ -56,13 +56,23 @@ class Decorator(Protocol):
     def __call__(self, function: Callable[P, R], /) -> TaskFunction[P, R, R]: ...
 
 
+class Binding(NamedTuple):
+    """The store of a scheduler, and how it is used."""
+
+    url: str
+    clock: Clock | None
+    coordinator: str | None
+    dispatch: bool | Sequence[str]
+
+
 class Scheduler(Verbs):
     """Durable tasks: stored before they are acknowledged, run when they are due.
 
     - `url`: `sqlite:///tasks.db` (three slashes and a path; four for an absolute path), or
-      `postgresql://user@host/database`.
-    - `dispatch=False`: this process submits and queries tasks, and runs none. A list of names of
-      task functions: of the functions it has, it runs only these.
+      `postgresql://user@host/database`; or for tests `memory://`, which `stop` empties.
+    - `dispatch=False`: this process submits and queries tasks, and runs none before `run_due`. A
+      list of names of task functions: of the functions it has, it runs only these.
+    - `clock`: a `ManualClock`, for tests.
     - `coordinator`: "solo", "postgres" or "zookeeper://host1:2181,host2:2181/path"; by default the
       one that fits the store.
     - `horizon`: keep tasks due within this many seconds in memory, at most `cap` of them.
@@ -116,19 +126,13 @@ class Scheduler(Verbs):
             nanoseconds("audit_retention", audit_retention)
         bounded("cap", cap, 1, 100_000_000)
         bounded("threads", threads, 1, 10_000)
-        bounded("shards", shards, 1, MAX_SHARDS)
-        self._make_store = functools.partial(store_at, url, shards=shards, clock=clock)
-        self._make_store()  # raises now for an invalid URL
-        self._coordinator = coordinator_for(url, coordinator)
-        if isinstance(dispatch, str):
-            raise TypeError(f"dispatch must be True, False or a list of names, got {dispatch!r}")
-        self.dispatch = dispatch  # may be changed until `start`
+        self._shards = bounded("shards", shards, 1, MAX_SHARDS)
+        self._bind(Binding(url, clock, coordinator, dispatch))
         self._horizon = horizon
         self._cap = cap
         self._retention = seconds_of(retention)
         self._audit_retention = audit_retention
         self._grace = grace
-        self._clock = clock
         self._name = node
         self._about = {"weight": check_weight(weight), "address": address}
         self._functions: dict[str, TaskFunction[..., Any]] = {}
@@ -146,6 +150,27 @@ class Scheduler(Verbs):
         self._starting = False
         self._stopping = False
         forkable.add(self)
+
+    def rebind(self, url: str, *, clock: Clock | None = None, dispatch: bool = True) -> None:
+        """Use another store from the next start on; the task functions stay.
+
+        For tests of a module's scheduler, and for programs that read the URL late.
+        """
+        if self._node is not None or self._starting:
+            raise RuntimeError("the scheduler is running: stop it before rebind()")
+        self._bind(Binding(url, clock, None, dispatch))
+
+    def _bind(self, binding: Binding) -> None:
+        url, clock, coordinator, dispatch = binding
+        if isinstance(dispatch, str):
+            raise TypeError(f"dispatch must be True, False or a list of names, got {dispatch!r}")
+        make_store = functools.partial(store_at, url, shards=self._shards, clock=clock)
+        make_store()  # raises now for an invalid URL
+        self._coordinator = coordinator_for(url, coordinator, clock)
+        self._make_store = make_store
+        self._clock = clock
+        self.dispatch = dispatch  # may be changed until `start`
+        self._binding = binding
 
     @overload
     def task(

@@ -1,4 +1,4 @@
-"""For tests that never sleep: a manual clock, and an event loop that jumps.
+"""For tests that never sleep: a manual clock, a loop that jumps, and what was submitted.
 
 It does not need pytest; `tickwheel.pytest_plugin` provides fixtures.
 """
@@ -12,6 +12,7 @@ from tickwheel.arguments import SECOND, nanoseconds
 from tickwheel.clock import ManualClock
 from tickwheel.kernel import Wheel
 from tickwheel.loop import LATEST_NS, EventLoop, TimerHandle, as_ns
+from tickwheel.testing.tasks import Submitted, submitted
 
 if TYPE_CHECKING:
     import selectors
@@ -19,7 +20,14 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from contextvars import Context
 
-__all__ = ["JumpingEventLoop", "ManualClock", "new_jumping_event_loop", "run_jumping"]
+__all__ = [
+    "JumpingEventLoop",
+    "ManualClock",
+    "Submitted",
+    "new_jumping_event_loop",
+    "run_jumping",
+    "submitted",
+]
 
 T = TypeVar("T")
 

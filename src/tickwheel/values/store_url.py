@@ -9,15 +9,17 @@ import re
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
-SQLITE, POSTGRES = "sqlite", "postgres"
-KINDS = {"sqlite": SQLITE, "postgresql": POSTGRES, "postgres": POSTGRES}  # by scheme
+SQLITE, POSTGRES, MEMORY = "sqlite", "postgres", "memory"
+# By scheme.
+KINDS = {"sqlite": SQLITE, "postgresql": POSTGRES, "postgres": POSTGRES, "memory": MEMORY}
 NO_BRACKETS = str.maketrans("", "", "[]")
 SQLITE_FORM = "sqlite:///PATH"
 POSTGRES_FORM = "postgresql://USER:PASSWORD@HOST/DATABASE"
+MEMORY_URL = "memory://"
 
 
 def kind_of(url: str) -> str:
-    """Return which database a URL names, `SQLITE` or `POSTGRES`; raise for any other."""
+    """Return which database a URL names: `SQLITE`, `POSTGRES`, or `MEMORY`, which is for tests."""
     if not isinstance(url, str):
         raise TypeError(f"a store's URL must be a str, got a {type(url).__name__}")
     form = f"a store's URL is {SQLITE_FORM} or {POSTGRES_FORM}"
@@ -28,6 +30,8 @@ def kind_of(url: str) -> str:
     if scheme not in KINDS:
         got = f", got {scheme!r}://" if "://" in url else ""  # else it may be anything
         raise ValueError(f"{form}{got}")
+    if scheme == MEMORY and url != MEMORY_URL:
+        raise ValueError(f"the URL of a store in memory is {MEMORY_URL}, with nothing after it")
     return KINDS[scheme]
 
 
@@ -48,5 +52,5 @@ def sqlite_path(url: str) -> Path:
     if not url.partition(":")[2].startswith("///") or not path.strip("/"):
         raise ValueError(f"a SQLite URL is {SQLITE_FORM}, with three slashes before the path")
     if path == ":memory:":
-        raise ValueError("a store is a file: one in memory would be lost with the process")
+        raise ValueError(f"a store on SQLite is a file; for tests there is {MEMORY_URL}")
     return Path(path)

@@ -151,7 +151,7 @@ class TestLost:
             await stage.advance(12)
             assert (await app.get(task.id)).result == 2
             door.open()
-            await until(lambda: not app._node.dispatch._jobs)
+            await until(lambda: not app._node.dispatch.jobs)
             assert (await app.get(task.id)).result == 2
         assert [attempt for _, attempt in stage.calls] == [1, 2]
 
@@ -282,7 +282,7 @@ class TestUnproven:
             await stage.advance(3)
             assert await lease_of(app, stage, task) > 25, "renewed again"
             door.open()
-            await until(lambda: not node.dispatch._jobs)
+            await until(lambda: not node.dispatch.jobs)
             await stage.settle()
             assert await outcome(app, task) == (State.FINISHED, 1, 0)
         assert len(stage.calls) == 1

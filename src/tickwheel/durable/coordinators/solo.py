@@ -94,6 +94,7 @@ class SoloCoordinator:
     async def start(self, changed: Callable[[], None]) -> None:
         """Take the shards now, or when the process that owns them ends."""
         self._changed = changed
+        self._may_own = self._lock is None
         self._started_at_ms = int(self._store.now_ms())
         if self._unlocked is not None:
             logger.warning(

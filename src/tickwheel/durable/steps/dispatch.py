@@ -124,7 +124,7 @@ class Dispatch:
         self.flows: dict[str, Flow] = {}
         self._locked_at: dict[str, float] = {}  # when a claim last found these tasks locked
         self._stopping = False
-        self._jobs: dict[asyncio.Task[None], Collection[Running]] = {}
+        self.jobs: dict[asyncio.Task[None], Collection[Running]] = {}
         self.running = running
         self.sent = 0
         self.lateness = Histogram()
@@ -354,7 +354,7 @@ class Dispatch:
         if not self._begin(attempt):
             return
         attempt.job = asyncio.get_running_loop().create_task(self._run(attempt))
-        self._jobs[attempt.job] = (attempt,)
+        self.jobs[attempt.job] = (attempt,)
         attempt.job.add_done_callback(partial(self._on_returned, attempt))
         self.sent += 1
 
@@ -379,7 +379,7 @@ class Dispatch:
             return
         channel = self._batch_channels[attempts[0].service.protocol]
         job = asyncio.get_running_loop().create_task(self._run_many(channel, deliveries))
-        self._jobs[job] = under_way
+        self.jobs[job] = under_way
         job.add_done_callback(partial(self._on_returned_many, under_way))
         for attempt in under_way:
             attempt.job = job
@@ -476,7 +476,7 @@ class Dispatch:
         job = attempt.job
         if job is None or not self._interruptible(attempt):
             return
-        if all(one.ended for one in self._jobs.get(job, ())):
+        if all(one.ended for one in self.jobs.get(job, ())):
             job.cancel()
 
     def _interruptible(self, attempt: Running) -> bool:
@@ -561,13 +561,13 @@ class Dispatch:
 
     def _on_returned(self, attempt: Running, job: asyncio.Task[None]) -> None:
         """Free the permits of an attempt whose call has returned or was never begun."""
-        del self._jobs[job]
+        del self.jobs[job]
         self._end(attempt, Answer(Event.RELEASE, error="stopped before it had begun"))
         self._leave(attempt)
 
     def _on_returned_many(self, under_way: set[Running], job: asyncio.Task[None]) -> None:
         """Free the permits of a batch that was never begun."""
-        del self._jobs[job]
+        del self.jobs[job]
         for attempt in list(under_way):
             answer = Answer(Event.RELEASE, error="stopped before it had begun")
             self._end_delivery(attempt, under_way, answer)
@@ -593,10 +593,10 @@ class Dispatch:
         A plain function, whose thread cannot be stopped, and a remote call that was sent keep their
         leases.
         """
-        if self._jobs:
+        if self.jobs:
             logger.info("waiting for tasks to end: %d, for up to %.1f s", len(self.running), grace)
-            await asyncio.wait(self._jobs, timeout=grace)
-        left = list(self._jobs.items())
+            await asyncio.wait(self.jobs, timeout=grace)
+        left = list(self.jobs.items())
         for job, attempts in left:
             for attempt in attempts:
                 channel = self._channels[attempt.service.protocol]

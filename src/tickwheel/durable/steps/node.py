@@ -14,6 +14,7 @@ from tickwheel.durable.log import logger
 from tickwheel.durable.metrics import summary
 from tickwheel.durable.permits.holds import Holds
 from tickwheel.durable.steps.dispatch import Dispatch
+from tickwheel.durable.steps.due import run_due
 from tickwheel.durable.steps.expiry import Expiry
 from tickwheel.durable.steps.feedback import Feedback
 from tickwheel.durable.steps.health import Health
@@ -94,8 +95,8 @@ class Node:
             store, coordinator, self.horizon, self.loader, self.dispatch, services, steps,
             self._timer, dispatches=dispatches,
         )  # fmt: skip
-        self._recurring = Recurring(store, coordinator, self.submit)
-        self._expiry = Expiry(store, coordinator, self.horizon, self.feedback, self._timer)
+        self.recurring = Recurring(store, coordinator, self.submit)
+        self.expiry = Expiry(store, coordinator, self.horizon, self.feedback, self._timer)
         self._prune = Prune(
             store, coordinator, clock or BootClock(), retention_ms=int(retention * 1000),
             audit_ms=None if audit_retention is None else int(audit_retention * 1000),
@@ -108,8 +109,8 @@ class Node:
             ("leases", self.leases.renew),
             ("unproven leases", self.leases.end_unproven),
             ("orphans", self.orphans.step),
-            ("recurring", self._recurring.step),
-            ("expiry", self._expiry.step),
+            ("recurring", self.recurring.step),
+            ("expiry", self.expiry.step),
             ("prune", self._prune.step),
             ("health", self.health.step),
         ):
@@ -172,6 +173,20 @@ class Node:
             if step.name not in FIRST_STEPS:
                 step.wake()
 
+    async def run_due(self) -> list[str]:
+        """Run what is due until nothing is, without steps in the background; return the ids."""
+        if self.dispatches:
+            raise RuntimeError(
+                "this scheduler runs due tasks by itself: run_due() is for dispatch=False"
+            )
+        if self._joined:
+            raise RuntimeError("run_due() is running already")
+        self._joined = True
+        try:
+            return await run_due(self)
+        finally:
+            self._joined = False
+
     def forget(self, task_id: str) -> None:
         """Drop a cancelled task from memory, and notify those who wait for its end."""
         self.horizon.remove(task_id)
@@ -183,7 +198,7 @@ class Node:
 
     def schedules_changed(self) -> None:
         """Read the schedules that have changed."""
-        self._recurring.mark_stale()
+        self.recurring.mark_stale()
         self._steps.wake("recurring")
 
     def leave(self) -> asyncio.Future[None]:

@@ -6,16 +6,37 @@ verbs for programs without an event loop.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tickwheel.durable.store import BATCH
+from tickwheel.durable.verbs.arguments import with_ready_state
 from tickwheel.durable.verbs.replay import ReplayVerbs
 from tickwheel.durable.verbs.schedules import ScheduleVerbs
+
+if TYPE_CHECKING:
+    import builtins
+
+    from tickwheel.values.task import Task
 
 __all__ = ["Verbs"]
 
 
 class Verbs(ReplayVerbs, ScheduleVerbs):
     """All verbs of a started scheduler."""
+
+    async def run_due(self) -> builtins.list[Task]:
+        """Run everything that is due now, and what becomes due by that, until nothing is.
+
+        Return the tasks that were called, in the order of their first calls, as they are now. This
+        is for a scheduler with `dispatch=False`: in tests, or in a program that a timer starts.
+        """
+        node = self._running_node()
+        ids = await node.run_due()
+        found: builtins.list[Task | None] = []
+        for start in range(0, len(ids), BATCH):
+            found += await node.store.get(ids[start : start + BATCH])
+        now = node.store.now_ms()
+        return [with_ready_state(task, now) for task in found if task is not None]
 
     async def counts(self) -> dict[str, int]:
         """Return the number of "live" and "final" tasks; from 100,000 up an estimate."""

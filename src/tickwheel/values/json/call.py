@@ -103,6 +103,11 @@ class Signature:
         with errors_for(f"{self.name}(): "):
             return convert_at("its result", self.result_plan, value)
 
+    def named(self, body: bytes | str) -> dict[str, Any]:
+        """Return all arguments in the payload `body` by name, restored; without defaults."""
+        args, kwargs = self.unpack(body)
+        return dict(self._signature.bind(*args, **kwargs).arguments)
+
     def _check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise TypeError if the function does not accept the call; count first, which is fast."""
         if kwargs:

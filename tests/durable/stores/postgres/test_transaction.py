@@ -463,10 +463,6 @@ class TestVerbs:
 
         await asyncio.to_thread(work)
 
-    async def test_a_clock_is_refused_since_the_time_is_the_databases(self, postgres_url):
-        with pytest.raises(ValueError, match="the time is the database's, got <ManualClock"):
-            Scheduler(postgres_url, clock=ManualClock())
-
     async def test_in_a_test_on_sqlite_they_accept_any_connection(self, tmp_path):
         url = f"sqlite:///{tmp_path}/tasks.db"
         async with Scheduler(url, dispatch=False, clock=ManualClock(1_800_000_000)) as app:

@@ -17,16 +17,20 @@ from tickwheel.errors import StoreUnavailable
 from tickwheel.values.store_url import split_url
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tickwheel.durable.stores.postgres.session import Address
 
 
 class Hosts:
     """The servers of an address, which messages call `where`.
 
-    Servers given as `?host=one,other` share one timeout.
+    Servers given as `?host=one,other` share one timeout. `options` are the driver's.
     """
 
-    def __init__(self, address: Address, where: str) -> None:
+    def __init__(
+        self, address: Address, where: str, options: Mapping[str, Any] | None = None
+    ) -> None:
         self._where = where
         parts = split_url(address.url)
         user, at, names = parts.netloc.rpartition("@")
@@ -35,7 +39,7 @@ class Hosts:
             urlunsplit(parts._replace(netloc=f"{user}{at}{name}")) for name in self._names
         ]
         self._first = 0  # the server to try first
-        self._options: dict[str, Any] = {"target_session_attrs": address.target}
+        self._options = {"target_session_attrs": address.target, **(options or {})}
         if "application_name=" not in parts.query:
             self._options["server_settings"] = {"application_name": "tickwheel"}
 

@@ -20,6 +20,7 @@ from urllib.parse import parse_qs
 import asyncpg  # type: ignore[import-untyped]
 
 from tickwheel.durable.stores.postgres.hosts import Hosts, reason_of
+from tickwheel.durable.stores.postgres.manual import connection_class_at
 from tickwheel.durable.stores.postgres.session import (
     SHARED,
     address_of,
@@ -34,6 +35,8 @@ from tickwheel.values.store_url import KINDS, POSTGRES, POSTGRES_FORM, split_url
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from tickwheel.clock import Clock
 
 T = TypeVar("T")
 
@@ -111,12 +114,18 @@ class Connection(Protocol):
 
 
 class Pool:
-    """Connections to one database, opened when needed and kept."""
+    """Connections to one database, opened when needed and kept.
 
-    def __init__(self, url: str, size: int = MAX_CONNECTIONS) -> None:
+    With `manual`, a clock, their statements have its time.
+    """
+
+    def __init__(
+        self, url: str, size: int = MAX_CONNECTIONS, *, manual: Clock | None = None
+    ) -> None:
         self.where = place_of(url)
         self.address = address_of(url)
-        self._hosts = Hosts(self.address, self.where)
+        options = {} if manual is None else {"connection_class": connection_class_at(manual)}
+        self._hosts = Hosts(self.address, self.where, options)
         self._size = size
         self._slots = asyncio.Semaphore(size)
         self._reserved = asyncio.Semaphore(RESERVED_CONNECTIONS)

@@ -69,11 +69,12 @@ SYNCED = """
     SELECT pg_logical_emit_message(true, 'tickwheel', '')
     WHERE current_setting('synchronous_standby_names') <> ''
 """
-CLOCK = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::float8"
+EPOCH = "extract(epoch FROM clock_timestamp())"
+CLOCK = f"SELECT ({EPOCH} * 1000)::float8"
 # Rounded down to the millisecond: a task due at that time is due.
-_MOMENT = """moment AS MATERIALIZED (
+_MOMENT = f"""moment AS MATERIALIZED (
         SELECT floor(ms)::bigint AS now_ms, ms::float8 AS exact_ms
-        FROM (SELECT extract(epoch FROM clock_timestamp()) * 1000 AS ms) c
+        FROM (SELECT {EPOCH} * 1000 AS ms) c
     )"""
 _NOW = "(SELECT now_ms FROM moment)"
 

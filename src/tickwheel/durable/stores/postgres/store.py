@@ -32,6 +32,7 @@ from tickwheel.durable.stores.postgres.cancel_reschedule import TURNS, changed_w
 from tickwheel.durable.stores.postgres.clock import DatabaseClock
 from tickwheel.durable.stores.postgres.insert import count_keyed, insert
 from tickwheel.durable.stores.postgres.listener import Listener
+from tickwheel.durable.stores.postgres.manual import ManualDatabaseClock
 from tickwheel.durable.stores.postgres.migration import migrate, version
 from tickwheel.durable.stores.postgres.notify import PostgresNotifications
 from tickwheel.durable.stores.postgres.pool import (
@@ -108,6 +109,7 @@ class PostgresStore:
 
     - `shards` counts when the tables are created; afterwards the number in them counts.
     - `clock`: the database's time is computed from it between two samples; it counts suspension.
+    - `manual`, for tests: a manual clock, whose time replaces the database's.
     - The URL is asyncpg's: it may have several hosts, `sslmode` and settings. `?schema=NAME` names
       the schema of the tables, "tickwheel" by default. Of several hosts, the one is used that
       accepts writes.
@@ -117,11 +119,19 @@ class PostgresStore:
 
     joins_transactions = True
 
-    def __init__(self, url: str, *, shards: int = SHARDS, clock: Clock | None = None) -> None:
-        self._url = url
+    def __init__(
+        self,
+        url: str,
+        *,
+        shards: int = SHARDS,
+        clock: Clock | None = None,
+        manual: Clock | None = None,
+    ) -> None:
+        self._make_pool = functools.partial(Pool, url, manual=manual)
+        self._manual = manual
         self.shards = shards
         self.insert_limit = InsertLimit()
-        self.clock = DatabaseClock(clock)
+        self.clock = DatabaseClock(clock) if manual is None else ManualDatabaseClock(manual)
         self.where = place_of(url)
         self.schema = address_of(url).schema
         self._pool: Pool | None = None
@@ -160,7 +170,7 @@ class PostgresStore:
         if self._pool is not None:
             yield self._pool
             return
-        pool = Pool(self._url)
+        pool = self._make_pool()
         try:
             yield pool
         finally:
@@ -168,7 +178,7 @@ class PostgresStore:
 
     async def open(self) -> None:
         """Connect, and bring the schema to the version that is needed."""
-        pool = Pool(self._url)
+        pool = self._make_pool()
         try:
             self.shards = await migrate(pool, self.shards)
             found = await pool.run(lambda connection: connection.fetch(sql.CHANNELS))
@@ -298,11 +308,11 @@ class PostgresStore:
 
     async def within(self, connection: Any, change: Change) -> Any:
         """Make a change on an asynchronous connection of asyncpg, psycopg or SQLAlchemy."""
-        return await within(connection, change, self.schema)
+        return await within(connection, change, self.schema, self._manual)
 
     def within_now(self, connection: Any, change: Change) -> Any:
         """Make a change on a blocking connection of psycopg, psycopg2, SQLAlchemy or Django."""
-        return within_now(connection, change, self.schema)
+        return within_now(connection, change, self.schema, self._manual)
 
     async def due(
         self, windows: Sequence[Window], shards: Sequence[int], now_ms: int, until_ms: int

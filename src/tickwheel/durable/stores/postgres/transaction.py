@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tickwheel.durable.stores import columns
 from tickwheel.durable.stores.postgres import statements as sql
 from tickwheel.durable.stores.postgres.drivers import blocking_driver_of, driver_of
+from tickwheel.durable.stores.postgres.manual import at_time_of
 from tickwheel.durable.stores.postgres.pool import valid_ids
 from tickwheel.durable.stores.rows import (
     BODY,
@@ -41,6 +42,7 @@ from tickwheel.values.task import (
 )
 
 if TYPE_CHECKING:
+    from tickwheel.clock import Clock
     from tickwheel.values.task import Change, Idempotency
 
 Row = Sequence[Any] | Mapping[str, Any]
@@ -61,16 +63,16 @@ RETURNED = columns.column_list(columns.LIVE, **_IDS)
 FINAL_RETURNED = columns.column_list(sql.FINAL.split(", "), **_IDS)
 # now() is the time of the transaction; without one, each statement has its own.
 BEGAN = "SELECT extract(epoch FROM now())::text AS began"
-USE = """
+USE = f"""
     WITH used AS (
-        INSERT INTO {schema}.idempotency (caller, key, digest, task_id, used_at_ms)
-        SELECT {0}::text, {1}::text, {2}::text, {3}::text::uuid,
-            floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint
-        WHERE extract(epoch FROM now())::text = {4}::text
+        INSERT INTO {{schema}}.idempotency (caller, key, digest, task_id, used_at_ms)
+        SELECT {{0}}::text, {{1}}::text, {{2}}::text, {{3}}::text::uuid,
+            floor({sql.EPOCH} * 1000)::bigint
+        WHERE extract(epoch FROM now())::text = {{4}}::text
         ON CONFLICT (caller, key) DO NOTHING RETURNING true
     )
     SELECT extract(epoch FROM now())::text AS began, EXISTS (SELECT 1 FROM used) AS used
-"""
+"""  # noqa: S608
 USED = """
     SELECT digest, translate(task_id::text, '-', '') AS task_id FROM {schema}.idempotency
     WHERE caller = {0}::text AND key = {1}::text
@@ -267,8 +269,10 @@ def cancelling_key(key: str, service: str | None, schema: str, style: str) -> St
     return (yield from changing(CANCEL, State.CANCELLED, ids, schema, style))
 
 
-async def within(connection: Any, change: Change, schema: str) -> Answer | Verdicts:
-    """Make a change on an asynchronous connection."""
+async def within(
+    connection: Any, change: Change, schema: str, clock: Clock | None = None
+) -> Answer | Verdicts:
+    """Make a change on an asynchronous connection, at the time of `clock` if it is given."""
     driver = await driver_of(connection)
     work = steps(change, schema, driver.style)
     row = None
@@ -277,11 +281,13 @@ async def within(connection: Any, change: Change, schema: str) -> Answer | Verdi
             statement, values = work.send(row)
         except StopIteration as end:
             return cast("Answer | Verdicts", end.value)
-        row = await driver.first_row(statement, values)
+        row = await driver.first_row(at_time_of(clock, statement), values)
 
 
-def within_now(connection: Any, change: Change, schema: str) -> Answer | Verdicts:
-    """Make a change on a blocking connection."""
+def within_now(
+    connection: Any, change: Change, schema: str, clock: Clock | None = None
+) -> Answer | Verdicts:
+    """Make a change on a blocking connection, at the time of `clock` if it is given."""
     driver = blocking_driver_of(connection)
     work = steps(change, schema, driver.style)
     row = None
@@ -290,7 +296,7 @@ def within_now(connection: Any, change: Change, schema: str) -> Answer | Verdict
             statement, values = work.send(row)
         except StopIteration as end:
             return cast("Answer | Verdicts", end.value)
-        row = driver.first_row(statement, values)
+        row = driver.first_row(at_time_of(clock, statement), values)
 
 
 def answer(row: Row) -> Task | KeyConflict:

@@ -67,6 +67,7 @@ class SqliteFile:
 
     - `shards` is the number in the file, once it is open.
     - Only `open`, `close`, `is_open` and `schema_version` work while it is not open.
+    - `durable`: a commit waits for the disk.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class SqliteFile:
     ) -> None:
         self.path = path
         self.shards = shards
+        self.durable = True
         self._connect_class = driver
         self._clock = SystemClock()
         self._opened: dict[Path, Identity | None] = {}
@@ -413,6 +415,8 @@ class SqliteFile:
         connection = self._connect_bare()
         with closed_on_error(connection):
             set_wal(connection)
+            if not self.durable:
+                connection.run("PRAGMA synchronous = OFF")
             for pragma in sql.PRAGMAS:
                 connection.run(pragma)
             connection.run("PRAGMA schema_version")  # the first read creates the log
