@@ -99,7 +99,7 @@ def test_each_command_is_loaded_when_it_is_called():
 
 def test_only_one_file_knows_the_schemes_of_stores():
     """The others show a URL: in a default, a help text or an example."""
-    shown = {"cli/serve.py", "cli/store.py", "config.py"}
+    shown = {"cli/serve.py", "cli/store.py", "cli/doctor.py", "cli/top.py", "config.py"}
     schemes = re.compile(r"\b(sqlite|postgres|postgresql)://?")
     found = set()
     for path in modules():

@@ -35,8 +35,7 @@ def test_the_list_of_commands():
     assert set(COMMANDS) == {
         "serve", "submit", "submit-many", "show", "list", "cancel", "reschedule", "feedback",
         "services", "backlog", "schedules", "tokens", "nodes", "shards", "top", "bench", "lab",
-        "migrate", "config", "audit", "completion", "consume", "dashboard",
-        "worker",
+        "migrate", "config", "audit", "completion", "consume", "dashboard", "doctor", "worker",
     }  # fmt: skip
 
 

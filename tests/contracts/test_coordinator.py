@@ -448,6 +448,7 @@ class TestADrain:
             member._changed()
         lent = lambda *members: [len(m.coordinator.lent().get("f", ())) for m in members]  # noqa: E731
         await until_stepped(three, lambda: sum(lent(b, c)) == len(a.owned) > 0)
+        assert [node.functions for node in await a.coordinator.nodes()] == [(), ("f",), ("f",)]
         await a.coordinator.drain("c")
         await until_stepped(three, lambda: lent(b, c) == [len(a.owned), 0] == [4, 0])
 

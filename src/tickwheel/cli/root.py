@@ -39,6 +39,7 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "dashboard": Lazy("serve", "dashboard", "Serve a store's dashboard; run no tasks."),
         "config": Lazy("serve", "config", "Show every setting of serve and its source."),
         "worker": Lazy("worker", "worker", "Run the task functions of a scheduler."),
+        "doctor": Lazy("doctor", "doctor", "Check the store, this host and the settings."),
         "migrate": Lazy("store", "migrate", "Migrate a store's tables to this version."),
         "tokens": Lazy("store", "tokens", "Create, list and revoke access tokens."),
     },

@@ -41,6 +41,7 @@ class NodeRow(NamedTuple):
     draining: bool = False
     started_at_ms: int | None = None
     lease_until_ms: int | None = None  # each heartbeat renews it
+    functions: tuple[str, ...] = ()  # the names of its task functions
 
     @property
     def state(self) -> NodeState:

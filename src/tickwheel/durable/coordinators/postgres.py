@@ -118,7 +118,7 @@ HEARTBEAT = f"""
 NODES = """
     SELECT k.name, coalesce(s.shards, 0),
         n.address, n.version, replace(n.incarnation::text, '-', ''), n.weight,
-        coalesce(n.draining, false), n.started_at_ms, n.lease_until_ms
+        coalesce(n.draining, false), n.started_at_ms, n.lease_until_ms, coalesce(n.functions, '{}')
     FROM (
         SELECT name FROM node
         UNION SELECT owner COLLATE "C" FROM shard WHERE owner IS NOT NULL
@@ -311,7 +311,8 @@ class PostgresCoordinator:
 
     async def nodes(self) -> list[NodeRow]:
         """Return the nodes that have a lease or own a shard, by name."""
-        return list(map(NodeRow._make, await self._store.fetch(NODES)))
+        rows = await self._store.fetch(NODES)
+        return [NodeRow._make((*about, tuple(functions))) for *about, functions in rows]
 
     async def shards(self) -> list[ShardRow]:
         """Return all shards by number."""

@@ -135,8 +135,10 @@ class SoloCoordinator:
     async def nodes(self) -> list[NodeRow]:
         """Return the owner of the shards; nodes that stand by are unknown."""
         shards = Counter(row.owner for row in await self.shards() if row.owner is not None)
-        note = self._lock.read_note() if self._lock is not None and not self._owned else None
-        owner = self._about() if self._owned else (note or {}).get("node") or {}
+        note = self._note() if self._owned else {}
+        if self._lock is not None and not self._owned and self._lock.is_held():
+            note = self._lock.read_note() or {}
+        owner = {**note.get("node", {}), "functions": tuple(note.get("functions", ()))}
         return [
             NodeRow(**{**owner, "shards": count})
             if name == owner.get("name")
@@ -144,13 +146,14 @@ class SoloCoordinator:
             for name, count in sorted(shards.items())
         ]
 
-    def _about(self) -> dict[str, Any]:
-        """Return this node's fields of a `NodeRow`, except for its shards."""
-        return {
+    def _note(self) -> dict[str, Any]:
+        """Return its functions, and its fields of a `NodeRow`, for processes that stand by."""
+        about = {
             "name": self._node, "address": self._address, "version": __version__,
             "incarnation": self._incarnation, "weight": self._weight,
             "started_at_ms": self._started_at_ms,
         }  # fmt: skip
+        return {"functions": sorted(self.functions()), "node": about}
 
     async def shards(self) -> list[ShardRow]:
         """Return all shards by number."""
@@ -170,7 +173,7 @@ class SoloCoordinator:
             return CHECK_SECONDS
         await self._keep_lock()
         if self._lock is not None and self._may_own:
-            self._lock.write_note({"functions": sorted(self.functions()), "node": self._about()})
+            self._lock.write_note(self._note())
         if self._owned:
             return await self._check_epochs()
         if not self._may_own:
@@ -319,6 +322,20 @@ class FileLock:
         """Return whether no file is locked or waited for, or only a removed one."""
         with self._guard:
             return not self._waiting and (self._file < 0 or not self._is_at_path(self._file))
+
+    def is_held(self) -> bool:
+        """Return whether some process holds the lock."""
+        try:
+            file = os.open(self.path, os.O_RDWR)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(file)
+        return False
 
     def write_note(self, note: Mapping[str, Any]) -> None:
         """Write the note into the locked file; ignore a failure."""

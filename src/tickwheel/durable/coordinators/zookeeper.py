@@ -179,7 +179,7 @@ class ZooKeeperCoordinator:
             rows[name] = NodeRow(
                 name, counts.get(name, 0), about.get("address"), about.get("version"),
                 about["incarnation"], about["weight"], name in draining,
-                about["started_at_ms"], about.get("lease_until_ms"),
+                about["started_at_ms"], about.get("lease_until_ms"), tuple(about["functions"]),
             )  # fmt: skip
         return [rows[name] for name in sorted(rows)]
 

@@ -26,6 +26,16 @@ def limit() -> float:
     return math.inf if soft == resource.RLIM_INFINITY else soft
 
 
+def hard_limit() -> float:
+    """Return how many file descriptors this process could open after `raise_limit`."""
+    try:
+        import resource  # noqa: PLC0415 - see above
+    except ImportError:
+        return math.inf
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return UNLIMITED_DESCRIPTORS if hard == resource.RLIM_INFINITY else hard
+
+
 def raise_limit() -> None:
     """Raise the soft limit to the hard one. Only the service calls this, never on Windows."""
     import resource  # noqa: PLC0415 - see above

@@ -130,6 +130,7 @@ class Pool:
         self._slots = asyncio.Semaphore(size)
         self._reserved = asyncio.Semaphore(RESERVED_CONNECTIONS)
         self._free: list[Connection] = []
+        self.pooled = False  # whether a pooler is in between
         self._session_kept = False  # by a pooler in between, as far as is known
 
     async def connect(self) -> Connection:
@@ -140,7 +141,8 @@ class Pool:
                 status = await connection.execute(
                     f"{script(self.address.schema, SETTINGS)}; {DURABLE}; {own_process(connection)}"
                 )
-            if is_pooled(status) and not self._session_kept:
+            self.pooled = is_pooled(status)
+            if self.pooled and not self._session_kept:
                 await require_session(connection, self._new_connection)
                 self._session_kept = True
             async with asyncio.timeout(CONNECT_SECONDS):

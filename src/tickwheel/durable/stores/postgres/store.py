@@ -150,6 +150,11 @@ class PostgresStore:
         return self.clock.offset_ms
 
     @property
+    def pooled(self) -> bool:
+        """Whether a connection pooler is in between."""
+        return self._require_pool().pooled
+
+    @property
     def schema_needed(self) -> int:
         """The schema version that this program works with."""
         return len(schema.MIGRATIONS)

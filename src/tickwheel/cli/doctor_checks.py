@@ -1,0 +1,146 @@
+"""The checks of `doctor` that need no store: time zones, file descriptors, files and TLS."""
+
+from __future__ import annotations
+
+import math
+import os
+import ssl
+import stat
+import zoneinfo
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from tickwheel.client.requests import is_loopback
+from tickwheel.clock import WallClock
+from tickwheel.config import without_password
+from tickwheel.durable.permits.descriptors import CALLS_SHARE, CONNECTIONS_SHARE, hard_limit
+from tickwheel.values.store_url import SQLITE, kind_of, sqlite_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from tickwheel.config import Config
+
+OK, WARNING, ERROR = "ok", "warning", "error"
+DAY_SECONDS = 86_400
+CERTIFICATE_DAYS = 30  # before its end, after which it is worth a warning
+ANY_ZONE = "Europe/Berlin"
+
+
+class Finding(NamedTuple):
+    """One result; `remedy` is empty if there is nothing to do."""
+
+    check: str
+    level: str
+    finding: str
+    remedy: str = ""
+
+
+def check_time_zones(used: Iterable[str] = ()) -> Iterator[Finding]:
+    """Check that this host has the time zones, and those that schedules use."""
+    missing = [zone for zone in sorted({ANY_ZONE, *used}) if not has_zone(zone)]
+    if missing:
+        yield Finding(
+            "time zones", ERROR, f"this host does not know {', '.join(missing[:10])}",
+            "install the time zones: pip install tzdata, or the system's package tzdata",
+        )  # fmt: skip
+    else:
+        yield Finding("time zones", OK, "the time zones are there")
+
+
+def has_zone(name: str) -> bool:
+    """Return whether this host knows a time zone."""
+    try:
+        zoneinfo.ZoneInfo(name)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        return False
+    return True
+
+
+def check_descriptors(config: Config) -> Iterator[Finding]:
+    """Compare the limit of open files with the settings that need them."""
+    limit = hard_limit()
+    wanted = max(config.max_connections / CONNECTIONS_SHARE, config.max_calls / CALLS_SHARE)
+    if limit >= wanted:
+        shown = "no limit" if limit == math.inf else f"{limit:.0f}"
+        yield Finding("file descriptors", OK, f"{shown}")
+        return
+    connections = min(config.max_connections, int(limit * CONNECTIONS_SHARE))
+    calls = min(config.max_calls, int(limit * CALLS_SHARE))
+    yield Finding(
+        "file descriptors", WARNING,
+        f"a process may open {limit:.0f}: that is {connections} connections and {calls} calls",
+        f"raise the limit to {math.ceil(wanted)} (LimitNOFILE= of systemd, ulimit -n), or lower"
+        " max_connections and max_calls",
+    )  # fmt: skip
+
+
+def check_files(config: Config, origins: Mapping[str, str]) -> Iterator[Finding]:
+    """Check that no other user can read payloads, keys and passwords."""
+    private = [config.tls_key, config.grpc_key]
+    if kind_of(config.store) == SQLITE:
+        path = sqlite_path(config.store)
+        private += [path, Path(f"{path}-wal")]
+    kind, _, file = origins["store"].partition(" ")
+    if kind == "file" and config.store != without_password(config.store):
+        private.append(Path(file))
+    readable = [path for path in private if path is not None and others_read(path)]
+    for path in readable:
+        yield Finding(
+            "file modes", WARNING, f"other users of this host can read {path}",
+            f"chmod go= {path}; and make its directory private",
+        )  # fmt: skip
+    if not readable:
+        yield Finding("file modes", OK, "no other user can read the store's files and keys")
+
+
+def others_read(path: Path) -> bool:
+    """Return whether a file exists that others than its owner may read, by its mode."""
+    try:
+        return bool(path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH)) and os.name == "posix"
+    except OSError:
+        return False
+
+
+def check_tls(config: Config) -> Iterator[Finding]:
+    """Check the certificate, or that none is needed."""
+    if config.tls_cert is None or config.tls_key is None:
+        if is_loopback(config.listen.host):
+            yield Finding("TLS", OK, f"{config.listen} is reached from this host only")
+        else:
+            yield Finding(
+                "TLS", WARNING, f"tokens and payloads travel in plain text to {config.listen}",
+                "set tls_cert and tls_key, or let a proxy on this host do HTTPS",
+            )  # fmt: skip
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.tls_cert, config.tls_key)
+    except OSError as error:  # includes ssl.SSLError
+        yield Finding(
+            "TLS", ERROR, f"{config.tls_cert} and {config.tls_key}: {error.strerror or error}",
+            "name a certificate chain and its own key, both in PEM form and readable here",
+        )  # fmt: skip
+        return
+    yield certificate_finding(config.tls_cert)
+
+
+def certificate_finding(path: Path) -> Finding:
+    """Return how long a certificate is valid."""
+    from cryptography import x509  # noqa: PLC0415 - few servers have a certificate
+
+    ends = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+    days = (ends.timestamp() - WallClock().time()) / DAY_SECONDS
+    if days > CERTIFICATE_DAYS:
+        return Finding("TLS", OK, f"the certificate is valid until {ends:%Y-%m-%d}")
+    shown = f"the certificate in {path} is valid until {ends:%Y-%m-%d %H:%M} UTC"
+    remedy = "renew it, and send SIGHUP to the server"
+    return Finding("TLS", WARNING if days > 0 else ERROR, shown, remedy)
+
+
+def duration(ms: float) -> str:
+    """Return a duration for a sentence."""
+    seconds = ms / 1000
+    for size, unit in ((DAY_SECONDS, "days"), (3_600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.3g} s"
