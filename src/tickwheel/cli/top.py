@@ -14,6 +14,7 @@ from tickwheel.cli.output import Output, console, examples, to_plain, with_outpu
 from tickwheel.cli.remote import with_client
 from tickwheel.cli.top_frame import Snapshot, draw_frame
 from tickwheel.clock import SystemClock
+from tickwheel.config import without_password
 from tickwheel.errors import TickwheelError
 from tickwheel.keyboard import quit_keys
 
@@ -30,6 +31,7 @@ TEMPORARY = (exit_codes.UNAVAILABLE, exit_codes.RATE_LIMITED)
         "tickwheel top",
         "tickwheel top --cluster --interval 5",
         "tickwheel top --once --json | jq .rates",
+        "tickwheel top --store postgresql://tick@db/tick",
     )
 )
 @click.option(
@@ -40,28 +42,56 @@ TEMPORARY = (exit_codes.UNAVAILABLE, exit_codes.RATE_LIMITED)
 @click.option(
     "--cluster", is_flag=True, help="Show all nodes together, not only the node that answers."
 )
+@click.option(
+    "--store", metavar="URL",
+    help="Look into this store, without a server: for programs that embed the scheduler.",
+)  # fmt: skip
 @with_output
 @with_client
-def top(*, client: Client, out: Output, interval: float, once: bool, cluster: bool) -> int:
+def top(
+    *,
+    client: Client,
+    out: Output,
+    interval: float,
+    once: bool,
+    cluster: bool,
+    store: str | None,
+) -> int:
     """Watch the service: wheels, rates, lateness, services, nodes.
 
     Rates and lateness are those since the last refresh. The figures are those of the node that
-    answers, or with --cluster those of all nodes. Press q to leave.
+    answers, or with --cluster those of all nodes. With --store they are the store's own: the tasks
+    due in the next minute, hour and day, and no rates. Press q to leave.
     """
     now = SystemClock().time
-    snapshot = partial(take_snapshot, client, now, cluster=cluster)
-    before = snapshot()
-    if once or out.as_json or not sys.stdout.isatty():
-        time.sleep(min(interval, 1.0))
-        after = snapshot()
-        if out.as_json:
-            out.value(after.document(before))
-        else:
-            console().print(draw_frame(client.server, before, after))
+    once = once or out.as_json or not sys.stdout.isatty()
+    if store is None:
+        show(
+            out, client.server, partial(take_snapshot, client, now, cluster=cluster), interval, once
+        )
         return exit_codes.OK
-    with quit_keys() as pressed:
-        watch(client.server, snapshot, before, interval, pressed)
+    from tickwheel.cli.top_store import store_snapshots  # noqa: PLC0415 - imports the stores
+
+    with store_snapshots(store, now) as snapshot:
+        show(out, without_password(store), snapshot, interval, once)
     return exit_codes.OK
+
+
+def show(
+    out: Output, title: str, snapshot: Callable[[], Snapshot], interval: float, once: bool
+) -> None:
+    """Print one frame, or draw frames until the user leaves."""
+    before = snapshot()
+    if not once:
+        with quit_keys() as pressed:
+            watch(title, snapshot, before, interval, pressed)
+        return
+    time.sleep(min(interval, 1.0))
+    after = snapshot()
+    if out.as_json:
+        out.value(after.document(before))
+    else:
+        console().print(draw_frame(title, before, after))
 
 
 def take_snapshot(client: Client, now: Callable[[], float], *, cluster: bool) -> Snapshot:
