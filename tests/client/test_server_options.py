@@ -75,7 +75,7 @@ def test_an_invalid_server_is_refused_without_showing_its_password(make, url):
 def test_the_token_is_never_shown(make, server):
     client = make(server.url, TOKEN, retries=1)
     seen = [repr(client.client), str(client.client), repr(vars(client.client))]
-    seen.append(repr(vars(client.client._server)))
+    seen.append(repr(vars(client.client._servers.current)))
     server.otherwise = CLOSE
     try:
         client.get(ID)

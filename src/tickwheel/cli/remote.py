@@ -28,7 +28,7 @@ SAFE_NAME = re.compile("[A-Za-z0-9._:-]+")  # safe to complete unquoted, even fr
 OPTIONS = (
     click.option(
         "--server", envvar="TICKWHEEL_SERVER", default=DEFAULT_SERVER, show_default=True,
-        show_envvar=True, metavar="URL", help="The server to ask.",
+        show_envvar=True, metavar="URL", help="The server to ask, or several, separated by commas.",
     ),
     click.option(
         "--token", envvar="TICKWHEEL_TOKEN", show_envvar=True,

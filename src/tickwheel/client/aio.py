@@ -36,10 +36,10 @@ from tickwheel.client.requests import (
     Call,
     Options,
     Request,
-    Server,
     answer_too_large,
 )
-from tickwheel.client.retries import MAY_BE_DONE, Retries, log_incomplete_count, log_retry
+from tickwheel.client.retries import MAY_BE_DONE, Polls, Retries, log_incomplete_count, log_retry
+from tickwheel.client.servers import Servers
 from tickwheel.clock import SystemClock, WallClock, forkable
 from tickwheel.errors import TickwheelError
 from tickwheel.progress import show_progress
@@ -51,9 +51,12 @@ except ImportError as missing:
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Sequence
+    from datetime import timedelta
     from typing import Self
 
-    from tickwheel.client.values import Attempt, Page, Schedule
+    from tickwheel.client.requests import Server
+    from tickwheel.client.values import Attempt, Page, Schedule, Task
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -103,7 +106,7 @@ class AsyncClient:
 
     def __init__(
         self,
-        server: str | None = None,
+        server: str | Sequence[str] | None = None,
         token: str | None = None,
         namespace: str | None = None,
         timeout: float = 30.0,
@@ -112,8 +115,8 @@ class AsyncClient:
         ssl: ssl.SSLContext | None = None,
     ) -> None:
         self._options = Options.of(retries, timeout)
-        self._server = Server(server, token, namespace)
-        self._server.warn_if_insecure(stacklevel=2)
+        self._servers = Servers(server, token, namespace)
+        self._servers.warn_if_insecure(stacklevel=2)
         self._ssl = ssl
         self._pool: Pool | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -126,8 +129,8 @@ class AsyncClient:
 
     @property
     def server(self) -> str:
-        """The server's URL."""
-        return self._server.url
+        """The URL of the server that is asked next."""
+        return self._servers.current.url
 
     async def close(self) -> None:
         """Close the connections; `async with` does this."""
@@ -168,29 +171,44 @@ class AsyncClient:
         )
 
     async def _send(self, request: Request, timeout: float) -> Answer:
+        """Send a request to the current server, or to the next one that can be reached."""
+        until = self._clock.time() + timeout
+        turn = self._servers.turn()
+        while True:
+            left = max(until - self._clock.time(), 0.001)
+            try:
+                return turn.end(await self._send_to(turn.server, request, left))
+            except ServerUnavailable as failure:
+                if not turn.goes_on(request, failure):
+                    raise
+                log_retry(request, failure, 0.0)
+
+    async def _send_to(self, server: Server, request: Request, timeout: float) -> Answer:
         pool = self._pool_of_loop()
         if not request.safe:  # a reused connection may lose it, and it must not be sent again
             fresh = self._new_pool()
             try:
-                return await self._exchange(fresh, request, timeout)
+                return await self._exchange(server, fresh, request, timeout)
             finally:
                 await fresh.close()
         until = self._clock.time() + timeout
         try:
-            return await self._exchange(pool, request, timeout)
+            return await self._exchange(server, pool, request, timeout)
         except ServerUnavailable as failure:
             unanswered = failure.__cause__
             if not (isinstance(unanswered, Unanswered) and unanswered.again):
                 raise
         try:
-            answer = await self._exchange(pool, request, max(until - self._clock.time(), 0.001))
+            left = max(until - self._clock.time(), 0.001)
+            answer = await self._exchange(server, pool, request, left)
         except ServerUnavailable as failure:
             failure.sent = True  # the first try may have been received
             raise
         return answer._replace(resent=True)
 
-    async def _exchange(self, pool: Pool, request: Request, timeout: float) -> Answer:
-        server = self._server
+    async def _exchange(
+        self, server: Server, pool: Pool, request: Request, timeout: float
+    ) -> Answer:
         try:
             response = await pool.request(
                 request.method,
@@ -289,6 +307,16 @@ class AsyncClient:
     stats = awaitable(operations.stats)
     audit = awaitable(operations.audit)
     health = awaitable(operations.health)
+
+    async def wait(self, task_id: str, timeout: float | timedelta | None = None) -> Task:
+        """Wait until a task is finished, failed or cancelled, and return it; or TimeoutError.
+
+        See `Client.wait`.
+        """
+        polls = Polls(task_id, timeout, self._clock.time())
+        while not (task := await self.get(task_id)).final:
+            await self._sleep(polls.pause(self._clock.time()))
+        return task
 
     async def attempts(self, task_id: str) -> Attempts:
         """Return a task's execution log: one row for each attempt that has ended."""

@@ -172,9 +172,8 @@ def retry_after(answer: Answer, now: float) -> float | None:
 class Server:
     """The server's address, and the headers of every request."""
 
-    def __init__(self, url: str | None, token: str | None, namespace: str | None) -> None:
+    def __init__(self, url: str, token: str | None, namespace: str | None) -> None:
         environ = os.environ
-        url = url or environ.get("TICKWHEEL_SERVER") or DEFAULT_SERVER
         token = token or environ.get("TICKWHEEL_TOKEN") or None
         if namespace is None:  # an empty string is an error, not the default namespace
             namespace = environ.get("TICKWHEEL_NAMESPACE") or None

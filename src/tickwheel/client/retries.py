@@ -7,12 +7,14 @@ also knows whether an earlier try may have succeeded: a refusal may then be that
 from __future__ import annotations
 
 import logging
+import math
 import random
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from tickwheel.client.requests import refusal, retry_after
+from tickwheel.values.service import seconds_of
 
 if TYPE_CHECKING:
     from tickwheel.client.errors import ServerUnavailable
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 FIRST_WAIT_SECONDS = 0.25
 MAX_WAIT_SECONDS = 8.0
+FIRST_POLL_SECONDS = 0.1
+MAX_POLL_SECONDS = 1.0
 RETRIED_STATUSES = frozenset({429, 502, 503, 504})
 NOT_DONE_CODES = frozenset({"rate_limited", "overloaded", "locked", "not_started"})
 MAX_CLOCK_DIFFERENCE_SECONDS = 10.0  # between a server and its database
@@ -103,6 +107,23 @@ class Retries:
             return None
         date = date if date.tzinfo is not None else date.replace(tzinfo=UTC)
         return date - timedelta(seconds=now - self._began + MAX_CLOCK_DIFFERENCE_SECONDS)
+
+
+class Polls:
+    """The pauses between two looks at a task, until `timeout` seconds have passed; no clock."""
+
+    def __init__(self, task_id: str, timeout: float | timedelta | None, now: float) -> None:
+        self._task_id = task_id
+        self._seconds = math.inf if timeout is None else seconds_of(timeout)
+        self._until = now + self._seconds
+        self._pause = FIRST_POLL_SECONDS / 2
+
+    def pause(self, now: float) -> float:
+        """Return how long to wait, or raise TimeoutError."""
+        if now >= self._until:
+            raise TimeoutError(f"task {self._task_id} has not ended after {self._seconds:g} s")
+        self._pause = min(2 * self._pause, MAX_POLL_SECONDS)
+        return min(self._pause, self._until - now)
 
 
 def log_retry(request: Request, reason: object, wait: float) -> None:

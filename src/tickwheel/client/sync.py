@@ -22,18 +22,21 @@ from tickwheel.client.bulk import (
 from tickwheel.client.connections import Connections
 from tickwheel.client.errors import ServerUnavailable
 from tickwheel.client.methods import document_as, document_as_pages, name_methods
-from tickwheel.client.requests import Call, Options, Server
-from tickwheel.client.retries import MAY_BE_DONE, Retries, log_incomplete_count, log_retry
+from tickwheel.client.requests import Call, Options
+from tickwheel.client.retries import MAY_BE_DONE, Polls, Retries, log_incomplete_count, log_retry
+from tickwheel.client.servers import Servers
 from tickwheel.clock import SystemClock, WallClock
 from tickwheel.errors import TickwheelError
 from tickwheel.progress import show_progress
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Sequence
+    from datetime import timedelta
     from typing import Self
 
-    from tickwheel.client.requests import Answer
-    from tickwheel.client.values import Attempt, Page, Schedule
+    from tickwheel.client.requests import Answer, Request
+    from tickwheel.client.values import Attempt, Page, Schedule, Task
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -74,6 +77,8 @@ class Client:
 
     - `server`, `token`, `namespace` default to TICKWHEEL_SERVER, TICKWHEEL_TOKEN and
       TICKWHEEL_NAMESPACE, and then to http://127.0.0.1:7380 without a token.
+    - `server` may be several servers of one store, a list or separated by commas. A server that
+      cannot be reached is left for the next one at once, within the same try.
     - `timeout`: the most seconds for one call, including its retries and the waits between them.
       `retries`: the most retries, after a failed or broken connection and after 429, 502, 503 and
       504, not sooner than Retry-After. The waits grow from 0.25 s to 8 s; five retries outlast a
@@ -87,7 +92,7 @@ class Client:
 
     def __init__(
         self,
-        server: str | None = None,
+        server: str | Sequence[str] | None = None,
         token: str | None = None,
         namespace: str | None = None,
         timeout: float = 30.0,
@@ -96,21 +101,22 @@ class Client:
         ssl: ssl.SSLContext | None = None,
     ) -> None:
         self._options = Options.of(retries, timeout)
-        self._server = Server(server, token, namespace)
-        self._server.warn_if_insecure(stacklevel=2)
-        self._connections = Connections(self._server, ssl)
+        self._servers = Servers(server, token, namespace)
+        self._servers.warn_if_insecure(stacklevel=2)
+        self._connections = {one: Connections(one, ssl) for one in self._servers.all}
         self._clock = SystemClock()
         self._wall = WallClock()
         self._sleep = time.sleep
 
     @property
     def server(self) -> str:
-        """The server's URL."""
-        return self._server.url
+        """The URL of the server that is asked next."""
+        return self._servers.current.url
 
     def close(self) -> None:
         """Close the connections; `with` does this."""
-        self._connections.close()
+        for connections in self._connections.values():
+            connections.close()
 
     def __enter__(self) -> Self:
         return self
@@ -120,10 +126,23 @@ class Client:
 
     def __del__(self) -> None:
         if hasattr(self, "_connections"):
-            self._connections.close()
+            self.close()
 
     def __repr__(self) -> str:
         return f"<Client {self.server}>"
+
+    def _send(self, request: Request, timeout: float) -> Answer:
+        """Send a request to the current server, or to the next one that can be reached."""
+        until = self._clock.time() + timeout
+        turn = self._servers.turn()
+        while True:
+            left = max(until - self._clock.time(), 0.001)
+            try:
+                return turn.end(self._connections[turn.server].send(request, left))
+            except ServerUnavailable as failure:
+                if not turn.goes_on(request, failure):
+                    raise
+                log_retry(request, failure, 0.0)
 
     def _do(self, call: Call[T], timeout: float | None = None) -> T:
         request = call.request
@@ -131,7 +150,7 @@ class Client:
         retries = Retries(self._options.retries, timeout, self._clock.time())
         while True:
             try:
-                answer = self._connections.send(request, retries.begin(self._clock.time()))
+                answer = self._send(request, retries.begin(self._clock.time()))
             except ServerUnavailable as failure:
                 reason = str(failure)
                 wait = retries.after_failure(request, failure.sent, self._clock.time())
@@ -203,6 +222,16 @@ class Client:
     stats = blocking(operations.stats)
     audit = blocking(operations.audit)
     health = blocking(operations.health)
+
+    def wait(self, task_id: str, timeout: float | timedelta | None = None) -> Task:
+        """Wait until a task is finished, failed or cancelled, and return it; or TimeoutError.
+
+        The server is asked after 0.1 s, and then less often, down to once per second.
+        """
+        polls = Polls(task_id, timeout, self._clock.time())
+        while not (task := self.get(task_id)).final:
+            self._sleep(polls.pause(self._clock.time()))
+        return task
 
     def attempts(self, task_id: str) -> Attempts:
         """Return a task's execution log: one row for each attempt that has ended."""
