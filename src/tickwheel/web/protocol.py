@@ -147,7 +147,7 @@ class Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # after a reset uvicorn's timer would keep all of this
         if self.cycle is not None:
-            del self.cycle.scope[ANSWER]  # type: ignore[misc]
+            self.cycle.scope.pop(ANSWER, None)  # type: ignore[misc]
         self._buffer = b""
 
     def data_received(self, data: bytes) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.durable.store import BATCH
-from tickwheel.durable.verbs.arguments import with_ready_state
+from tickwheel.durable.verbs.arguments import task_view
 from tickwheel.durable.verbs.replay import ReplayVerbs
 from tickwheel.durable.verbs.schedules import ScheduleVerbs
 
@@ -36,7 +36,7 @@ class Verbs(ReplayVerbs, ScheduleVerbs):
         for start in range(0, len(ids), BATCH):
             found += await node.store.get(ids[start : start + BATCH])
         now = node.store.now_ms()
-        return [with_ready_state(task, now) for task in found if task is not None]
+        return [task_view(task, now, self._functions) for task in found if task is not None]
 
     async def counts(self) -> dict[str, int]:
         """Return the number of "live" and "final" tasks; from 100,000 up an estimate."""

@@ -20,7 +20,7 @@ OK = literal(":status", "200") + literal("content-type", "application/grpc")
 
 
 class ClosingServer:
-    """On the first connection, a GOAWAY says that no call was processed; later ones are answered."""
+    """Refuses the calls of its first connection by GOAWAY, unprocessed; answers later ones."""
 
     def __init__(self):
         self.connections = 0
