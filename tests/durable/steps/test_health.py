@@ -29,7 +29,6 @@ def _quick(monkeypatch):
     monkeypatch.setattr(health_module, "INTERVAL_SECONDS", 0.02)
     monkeypatch.setattr(health_module, "IDLE_INTERVAL_SECONDS", 0.02)
     monkeypatch.setattr(health_module, "UNREADY_INTERVAL_SECONDS", 0.02)
-    monkeypatch.setattr(health_module, "COORDINATOR_TIMEOUT_SECONDS", 0.3)
     monkeypatch.setattr(health_module, "STALLED_AFTER_SECONDS", 0.2)
     monkeypatch.setattr(health_module, "UNREADY_AFTER_SECONDS", 0.5)
 
@@ -252,7 +251,8 @@ class TestZooKeeper:
     """While ZooKeeper is down, the coordinator is named, and only by nodes that need it."""
 
     @pytest.fixture
-    def zookeeper(self):
+    def zookeeper(self, monkeypatch):
+        monkeypatch.setattr(health_module, "COORDINATOR_TIMEOUT_SECONDS", 0.3)
         with ZooKeeperServer() as server:
             yield server
 
