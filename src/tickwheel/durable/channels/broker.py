@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import json
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from tickwheel.clock import SystemClock
 from tickwheel.durable.channel import UNSENT, Answer, Delivery
 from tickwheel.durable.channels.message import (
+    TracedMessage,
     check_secrets,
     event_document,
     event_of,
@@ -44,10 +44,9 @@ from tickwheel.values.task import Event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from contextlib import AbstractContextManager
 
     from tickwheel.clock import Clock
-    from tickwheel.durable.channel import CallTrace, Tracer
+    from tickwheel.durable.channel import Tracer
     from tickwheel.durable.channels.http.target import Targets
     from tickwheel.values.endpoint import Endpoint
     from tickwheel.values.service import Service
@@ -537,25 +536,6 @@ class Link:
         secret = self._endpoint.password or self._endpoint.user  # a token, without a password
         text = f"{type(error).__name__}: {error}"
         return redact(text, (secret,) if secret else ())[:ERROR_CHARACTERS]
-
-
-class TracedMessage:
-    """The trace of one message, in a context of its own: traces of a batch are not nested."""
-
-    __slots__ = ("_context", "_span", "_trace", "headers")
-
-    def __init__(self, tracer: Tracer, delivery: Delivery) -> None:
-        self._context = contextvars.copy_context()
-        self._span: AbstractContextManager[CallTrace] = self._context.run(
-            tracer, delivery.task, delivery.service
-        )
-        self._trace = self._context.run(self._span.__enter__)
-        self.headers = self._trace.headers
-
-    def end(self, answer: Answer) -> None:
-        """End the trace with the answer."""
-        self._context.run(self._trace.end, answer)
-        self._context.run(self._span.__exit__, None, None, None)
 
 
 def may_send(delivery: Delivery) -> bool:

@@ -7,6 +7,7 @@ of a message, so that a callee reads them the same way.
 from __future__ import annotations
 
 import base64
+import contextvars
 import html
 import json
 import re
@@ -23,7 +24,9 @@ from tickwheel.values.task import datetime_of, namespace_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from contextlib import AbstractContextManager
 
+    from tickwheel.durable.channel import Answer, CallTrace, Delivery, Tracer
     from tickwheel.values.service import Service
     from tickwheel.values.task import Task
 
@@ -194,3 +197,22 @@ def message_id(task: Task, service: Service) -> str:
     """
     part = task.attempt if service.confirmed == "running" else f"{zlib.crc32(task.body):08x}"
     return f"{task.id}-{part}"
+
+
+class TracedMessage:
+    """The trace of one message, in a context of its own: traces of a batch are not nested."""
+
+    __slots__ = ("_context", "_span", "_trace", "headers")
+
+    def __init__(self, tracer: Tracer, delivery: Delivery) -> None:
+        self._context = contextvars.copy_context()
+        self._span: AbstractContextManager[CallTrace] = self._context.run(
+            tracer, delivery.task, delivery.service
+        )
+        self._trace = self._context.run(self._span.__enter__)
+        self.headers = self._trace.headers
+
+    def end(self, answer: Answer) -> None:
+        """End the trace with the answer."""
+        self._context.run(self._trace.end, answer)
+        self._context.run(self._span.__exit__, None, None, None)
