@@ -139,6 +139,21 @@ async def test_it_works_on_the_systems_clock_and_for_a_function_that_takes_long(
         assert [task.state for task in await app.run_due()] == [State.FINISHED]
 
 
+async def test_on_postgresql_without_a_manual_clock_it_needs_all_shards(postgres_url, ran):
+    app = Scheduler(postgres_url, dispatch=False)
+    app.task(name="here")(ran.append)
+    async with app:
+        for number in range(2):
+            await app.submit("here", number)
+            assert len(await app.run_due()) == 1
+        async with Scheduler(postgres_url) as other:
+            while not other.node.coordinator.owned():
+                await asyncio.sleep(0.01)
+            with pytest.raises(RuntimeError, match="another process dispatches from here"):
+                await app.run_due()
+    assert ran == [0, 1]
+
+
 async def test_a_scheduler_that_dispatches_refuses_it(ran):
     async with Scheduler("memory://") as app:
         with pytest.raises(RuntimeError, match="run_due\\(\\) is for dispatch=False"):
@@ -166,7 +181,7 @@ async def test_while_another_process_dispatches_nothing_runs_and_that_is_said(tm
     app.task(name="here")(ran.append)
     async with Scheduler(url), app:
         await app.submit("here", 1)
-        with pytest.raises(RuntimeError, match="another process dispatches from this store"):
+        with pytest.raises(RuntimeError, match="another process dispatches from here"):
             await app.run_due()
     async with app:  # it has stopped
         assert len(await app.run_due()) == 1

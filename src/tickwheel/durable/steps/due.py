@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tickwheel.durable.steps.recurring import Recurring
     from tickwheel.durable.steps.submit import Submit
 
-RENEW_SECONDS = 1.0  # between two renewals of the leases of functions that still run
+RENEW_SECONDS = 1.0  # between two renewals of leases: of the node, and of functions that still run
 
 
 class Parts(Protocol):
@@ -59,11 +59,10 @@ async def shards_of(coordinator: Coordinator) -> AsyncIterator[None]:
     """Own the shards during the block."""
     await coordinator.start(lambda: None)
     try:
-        await coordinator.step()
-        if not coordinator.owned():
-            raise RuntimeError(
-                "run_due() got no shards: another process dispatches from this store, or shares it"
-            )
+        while not await coordinator.step():
+            pass  # a node joins first, and then takes shards
+        if len(coordinator.owned()) < len(await coordinator.shards()):
+            raise RuntimeError("run_due() needs all shards: another process dispatches from here")
         yield
     finally:
         await coordinator.stop()
@@ -79,12 +78,16 @@ async def fill(node: Parts) -> None:
 
 async def send(node: Parts, ran: dict[str, None]) -> None:
     """Send everything in memory that is due, and wait for its end."""
-    jobs = node.dispatch.jobs
+    jobs, loop = node.dispatch.jobs, asyncio.get_running_loop()
+    renew_at = loop.time() + RENEW_SECONDS
     while True:
         sleep = await node.dispatch.step()
         ran.update((attempt.task.id, None) for attempts in jobs.values() for attempt in attempts)
         if jobs:
             await asyncio.wait(jobs, timeout=RENEW_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            await node.leases.renew()
+            if loop.time() >= renew_at:
+                renew_at = loop.time() + RENEW_SECONDS
+                await node.coordinator.step()
+                await node.leases.renew()
         elif sleep:
             return
