@@ -16,8 +16,8 @@ import yaml
 
 from tickwheel.cli.serve import serve
 from tickwheel.config import SETTINGS, load, parse_duration
+from tickwheel.supervisor import KILL_SECONDS
 from tickwheel.values.zookeeper_url import ZooKeeperUrl
-from tickwheel.web.supervisor import KILL_SECONDS
 
 ROOT = Path(__file__).resolve().parent.parent
 DEPLOY = ROOT / "deploy"
