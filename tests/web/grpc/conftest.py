@@ -9,7 +9,7 @@ from tickwheel.v1 import tasks_pb2_grpc
 from tickwheel.web.access import Guard
 from tickwheel.web.app import App, Limits
 from tickwheel.web.grpc.server import GrpcServer
-from web.serving import made_token, stored
+from web.serving import made_token, revoked, stored
 
 
 class Stage:
@@ -30,6 +30,11 @@ class Stage:
         await stored(self.scheduler.node.store, token)
         await self.scheduler.node.directory.refresh()
         return (("authorization", f"Bearer {text}"),)
+
+    async def revoke(self, metadata):
+        """Revoke the token in the metadata of a request."""
+        await revoked(self.scheduler.node.store, metadata[0][1].removeprefix("Bearer "))
+        await self.scheduler.node.directory.refresh()
 
 
 @pytest_asyncio.fixture

@@ -1,16 +1,22 @@
 """Each method of the gRPC API, through the generated client: as over HTTP, in the same bounds."""
 
 import asyncio
+import contextlib
 import json
 from datetime import UTC, datetime, timedelta
 
 import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
+from grpc_reflection.v1alpha import reflection_pb2
 
 from tickwheel.v1 import tasks_pb2 as pb
+from tickwheel.web import tasks as tasks_module
 from tickwheel.web.app import Limits
+from tickwheel.web.grpc import discovery as discovery_module
 from tickwheel.web.grpc import requests as requests_module
+from tickwheel.web.grpc import server as server_module
+from tickwheel.web.grpc.discovery import REFLECTION
 from tickwheel.web.grpc.methods import METHODS, SERVICE, WATCH
 from tickwheel.web.grpc.statuses import status_of
 from tickwheel.web.problems import STATUS
@@ -20,6 +26,7 @@ from web.serving import UNKNOWN_ID
 pytestmark = pytest.mark.asyncio
 Code = grpc.StatusCode
 HOUR = timedelta(hours=1)
+INFO = "ServerReflectionInfo"
 
 
 class Refused:
@@ -256,6 +263,16 @@ class TestWatch:
             await asyncio.sleep(0.001)
         await stage.stub.Watch(pb.WatchRequest(id=task.id)).read()
 
+    async def test_a_token_that_is_revoked_sees_no_later_change(self, stage):
+        task = await submitted(stage)
+        token = await stage.token("read")
+        watch = stage.stub.Watch(pb.WatchRequest(id=task.id), metadata=token)
+        assert (await watch.read()).task.id == task.id
+        await stage.revoke(token)
+        await stage.scheduler.cancel(task.id)
+        error = await refused(watch.read())
+        assert (error.status, error.code) == (Code.UNAUTHENTICATED, "unauthorized")
+
     async def test_a_stop_ends_it_with_the_advice_to_watch_elsewhere(self, stage):
         task = await submitted(stage)
         call = stage.stub.Watch(pb.WatchRequest(id=task.id))
@@ -427,6 +444,58 @@ class TestLimits:
         await stage.stub.List(pb.ListRequest())
         while stage.requests._unsent_bytes:
             await asyncio.sleep(0.001)
+
+    @pytest.mark.parametrize("name", ["Submit", "SubmitBatch"])
+    async def test_a_task_whose_answer_has_no_room_is_not_stored(self, stage, monkeypatch, name):
+        one = pb.SubmitRequest(service="mail", payload=json.dumps("x" * 100_000), delay=HOUR)
+        request = one if name == "Submit" else pb.SubmitBatchRequest(tasks=[one])
+        monkeypatch.setattr(requests_module, "MAX_UNSENT_BYTES", -1)
+        error = await refused(getattr(stage.stub, name)(request))
+        assert (error.status, error.code) == (Code.UNAVAILABLE, "overloaded")
+        monkeypatch.undo()
+        assert not (await stage.stub.List(pb.ListRequest())).tasks
+
+    async def test_a_task_that_was_stored_is_answered_whatever_waits(self, stage, monkeypatch):
+        def store_and_fill(*args, store=tasks_module.store_task, **options):
+            monkeypatch.setattr(requests_module, "MAX_UNSENT_BYTES", -1)
+            return store(*args, **options)
+
+        monkeypatch.setattr(tasks_module, "store_task", store_and_fill)
+        assert await submitted(stage, payload=json.dumps("x" * 100_000))
+
+
+@pytest.mark.parametrize("path", ["/grpc.health.v1.Health/Check", f"/{REFLECTION}/{INFO}"])
+async def test_strangers_who_read_no_answers_leave_room_for_others(make_stage, monkeypatch, path):
+    monkeypatch.setattr(server_module, "MAX_REQUESTS", 40)
+    stage = await make_stage()
+    question = reflection_pb2.ServerReflectionRequest(list_services="")
+    message = question.SerializeToString() if INFO in path else b""
+    with contextlib.closing(Peer(stage.address, window=0)) as peer:
+        for _ in range(60):
+            peer.call(path, message, end=INFO not in path)
+        pending = stage.server._discovery._pending
+        while pending.total() < discovery_module.MAX_PENDING_OF_ADDRESS:
+            await asyncio.sleep(0.001)
+        for _ in range(20):  # each goes through the same queue of the server
+            await stage.stub.List(pb.ListRequest())
+        assert pending.total() == discovery_module.MAX_PENDING_OF_ADDRESS
+    while pending:
+        await asyncio.sleep(0.001)
+
+
+async def test_a_peer_that_vanishes_is_noticed(make_stage, monkeypatch):
+    monkeypatch.setattr(server_module, "KEEPALIVE_MS", 500)
+    monkeypatch.setattr(server_module, "KEEPALIVE_TIMEOUT_MS", 500)
+    stage = await make_stage()
+    task = await submitted(stage)
+    watch = pb.WatchRequest(id=task.id).SerializeToString()
+    with contextlib.closing(Peer(stage.address)) as peer:  # answers no ping
+        peer.call(f"/{SERVICE}/{WATCH}", watch)
+        while not stage.requests._watches:
+            await asyncio.sleep(0.001)
+        async with asyncio.timeout(30):  # gRPC's own limit is a minute
+            while stage.requests._watches:
+                await asyncio.sleep(0.001)
 
 
 async def test_answers_that_nobody_reads_take_bounded_memory(stage, monkeypatch):

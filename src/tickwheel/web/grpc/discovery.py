@@ -1,11 +1,13 @@
 """Health and reflection: services that anybody may call, with few and small requests.
 
 Health has `Check`, as probes use it, and no `Watch`: clients that would watch then assume that the
-server works. A caller that takes too long gives way to a newer one.
+server works. A caller that takes too long gives way to a newer one. A caller that never reads its
+answers keeps its requests pending, so each address may have few of them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -16,7 +18,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import aio as reflection
 
 from tickwheel.web.grpc.methods import SERVICE
-from tickwheel.web.grpc.requests import Readers
+from tickwheel.web.grpc.requests import Readers, address_of
 from tickwheel.web.problems import HttpError
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ HEALTH = "grpc.health.v1.Health"
 REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
 MAX_READERS = 8
 MAX_QUESTIONS = 100  # in one stream of reflection
+MAX_PENDING, MAX_PENDING_OF_ADDRESS = 256, 16
 
 
 class Discovery:
@@ -36,6 +39,7 @@ class Discovery:
     def __init__(self, app: App) -> None:
         self._app = app
         self._readers = Readers(MAX_READERS)
+        self._pending: Counter[str] = Counter()  # requests by address
         self._reflection = reflection.ReflectionServicer([SERVICE, HEALTH, REFLECTION])
 
     def handlers(self) -> tuple[Any, Any]:
@@ -47,7 +51,23 @@ class Discovery:
             grpc.method_handlers_generic_handler(REFLECTION, {"ServerReflectionInfo": info}),
         )
 
+    async def _admit(self, context: Any) -> None:
+        """Count a request until its answer is read; refuse it beyond the limits."""
+        address = address_of(context.peer())
+        pending = self._pending
+        if pending[address] >= MAX_PENDING_OF_ADDRESS or pending.total() >= MAX_PENDING:
+            message = "too many requests whose answers nobody reads"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+        pending[address] += 1
+        context.add_done_callback(lambda _: self._end(address))
+
+    def _end(self, address: str) -> None:
+        self._pending[address] -= 1
+        if not self._pending[address]:
+            del self._pending[address]
+
     async def _check(self, _: Any, context: Any) -> bytes:
+        await self._admit(context)
         request = await self._read(context, health_pb2.HealthCheckRequest)
         if request is None or request.service not in ("", SERVICE):
             await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service")
@@ -57,6 +77,8 @@ class Discovery:
         return bytes(kinds(status=status).SerializeToString())
 
     async def _info(self, _: Any, context: Any) -> None:
+        await self._admit(context)
+
         async def questions() -> AsyncIterator[Any]:
             for _ in range(MAX_QUESTIONS):
                 question = await self._read(context, reflection_pb2.ServerReflectionRequest)

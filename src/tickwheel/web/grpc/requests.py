@@ -141,10 +141,14 @@ class Requests:
             if size > LARGE_BYTES:
                 await bodies.next_slice()
             if not method.reads:
+                if method.large or size > LARGE_BYTES:
+                    self._check_unsent()  # before it is stored: afterwards it must be answered
                 return self._encode(await method.answer(call, message), context)
             async with self._reads:
                 self._check_unsent()
-                return self._encode(await method.answer(call, message), context)
+                answer = await method.answer(call, message)
+                self._check_unsent()
+                return self._encode(answer, context)
         finally:
             bodies.release(size)
 
@@ -152,17 +156,13 @@ class Requests:
         """Return the bytes of an answer; a large one counts until the caller has read it."""
         encoded: bytes = answer.SerializeToString()
         if len(encoded) > LARGE_BYTES:
-            self._take_unsent(len(encoded))
+            self._unsent_bytes += len(encoded)
             context.add_done_callback(lambda _: self._give_unsent(len(encoded)))
         return encoded
 
     def _check_unsent(self) -> None:
         if self._unsent_bytes > MAX_UNSENT_BYTES:
             raise HttpError("overloaded", "too many large answers wait for their readers")
-
-    def _take_unsent(self, size: int) -> None:
-        self._check_unsent()
-        self._unsent_bytes += size
 
     def _give_unsent(self, size: int) -> None:
         self._unsent_bytes -= size
@@ -184,16 +184,19 @@ class Requests:
                 if self._app.stopping:
                     raise HttpError("not_started", STOPPING_DETAIL)
                 message = await self._readers.read(context)
-                await self._write_all(watch(call, message), context)
+                await self._write_all(call, watch(call, message), context)
         except TimeoutError:
             raise HttpError("not_started", STOPPING_DETAIL) from None
         finally:
             self._watches.discard(timer)
 
-    async def _write_all(self, messages: AsyncIterator[Any], context: Context) -> None:
+    async def _write_all(self, call: Call, messages: AsyncIterator[Any], context: Context) -> None:
         async for message in messages:
+            if not self._app.guard.still_admits(call.headers, self._app.node.store.now_ms()):
+                raise HttpError("unauthorized", "the token was revoked, or has expired")
             encoded = message.SerializeToString()
-            self._take_unsent(len(encoded))
+            self._check_unsent()
+            self._unsent_bytes += len(encoded)
             try:
                 await context.write(encoded)
             finally:

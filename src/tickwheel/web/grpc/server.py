@@ -58,12 +58,14 @@ class GrpcServer:
             ("grpc.max_connection_age_ms", AGE_MS),
             ("grpc.max_connection_age_grace_ms", AGE_GRACE_MS),
             ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-            ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+            ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # only TCP uses it
+            ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", MIN_PING_MS),
         ]
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_REQUESTS)
+        self._discovery = Discovery(app)
         self._server.add_generic_rpc_handlers(
-            (self._requests.handlers(), *Discovery(app).handlers())
+            (self._requests.handlers(), *self._discovery.handlers())
         )
         address = config.grpc_listen
         if reserved is not None:

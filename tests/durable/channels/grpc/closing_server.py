@@ -20,7 +20,7 @@ OK = literal(":status", "200") + literal("content-type", "application/grpc")
 
 
 class ClosingServer:
-    """Refuses the calls of its first connection by GOAWAY, unprocessed; answers later ones."""
+    """Sends a GOAWAY on the first connection: no call was processed. It answers later ones."""
 
     def __init__(self):
         self.connections = 0

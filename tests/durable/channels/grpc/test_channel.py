@@ -364,7 +364,8 @@ class TestConnections:
             while not callee.requests:
                 await asyncio.sleep(0.001)
             proxy.silent = True
-            answer = await call
+            async with asyncio.timeout(30):  # gRPC's own limit is a minute
+                answer = await call
             proxy.heal()
         assert (answer.event, answer.healthy) == (Event.RETRY, False)
 
