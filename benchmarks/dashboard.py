@@ -1,10 +1,12 @@
 """Measure the dashboard: pages with 10^6 tasks in the store, and what an open browser costs.
 
     .venv/bin/python benchmarks/dashboard.py [--tasks 1000000] [--rate 1000] [--seconds 20]
+        [--store postgresql://...]
 
-A server on SQLite holds the tasks and fires `rate` of them a second at a callee. The script times
-the first page and the lists, then compares the server's CPU time and lateness without a reader and
-with one reader of the stream. It prints figures; nothing is written.
+A server on a new SQLite file, or on an empty database of PostgreSQL, holds the tasks and fires
+`rate` of them a second at a callee. The script times the first page and the lists, then compares
+the server's CPU time and lateness without a reader and with one reader of the stream. It prints
+figures; nothing is written.
 """
 
 import argparse
@@ -24,6 +26,7 @@ import time
 from pathlib import Path
 
 from tickwheel.durable.metrics import Histogram
+from tickwheel.durable.stores.postgres.store import PostgresStore
 from tickwheel.durable.stores.sqlite.store import SqliteStore
 from tickwheel.values.task import Ids, State, Submission, Task
 
@@ -50,6 +53,8 @@ START_MS = 20_000  # after the last bulk task is stored, the first one fires
 LISTS = {
     "tasks": "/v1/tasks?limit=50&truncate=0",
     "tasks of a service": "/v1/tasks?limit=50&truncate=0&service=bulk",
+    "ready tasks": "/v1/tasks?limit=50&truncate=0&state=ready",
+    "delayed tasks due in an hour": "/v1/tasks?limit=50&truncate=0&state=delay&due_before={hour}",
     "tasks due in an hour": "/v1/tasks?limit=50&truncate=0&due_before={hour}",
     "backlog": "/v1/backlog?limit=50&truncate=0",
     "services": "/v1/services",
@@ -58,9 +63,10 @@ LISTS = {
 }
 
 
-async def fill(path, number, rate, seconds):
+async def fill(url, number, rate, seconds):
     """Store the tasks: `number` of one service, due within a week, then those that will fire."""
-    store = SqliteStore(path)
+    path = url.removeprefix("sqlite:///")
+    store = SqliteStore(path) if path != url else PostgresStore(url)
     await store.open()
     ids, chance = Ids(), random.Random(1)
     later = int(store.now_ms()) + 3_600_000
@@ -114,13 +120,14 @@ def main():
     parser.add_argument("--tasks", type=int, default=1_000_000)
     parser.add_argument("--rate", type=int, default=1_000)
     parser.add_argument("--seconds", type=int, default=20, help="of each of the two phases")
+    parser.add_argument("--store", help="an empty database; by default a new SQLite file")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/tasks.db"
-        start = asyncio.run(fill(path, options.tasks, options.rate, 2 * options.seconds + 20))
+        url = options.store or f"sqlite:///{folder}/tasks.db"
+        start = asyncio.run(fill(url, options.tasks, options.rate, 2 * options.seconds + 20))
         sink = subprocess.Popen([sys.executable, "-c", SINK], stdout=subprocess.PIPE)
         port = int(sink.stdout.readline())
-        command = [sys.executable, "-m", "tickwheel", "serve", "--store", f"sqlite:///{path}",
+        command = [sys.executable, "-m", "tickwheel", "serve", "--store", url,
                    "--listen", "127.0.0.1:0", "--allow-private-targets"]  # fmt: skip
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         try:
@@ -154,8 +161,8 @@ def measure(address, pid, sink, start, options):
     hour = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3600))
     for name, target in LISTS.items():
         took = [ask("GET", target.format(hour=hour))[0] for _ in range(9)]
-        print(f"{name}: median {statistics.median(took) * 1000:.0f} ms, "
-              f"slowest {max(took) * 1000:.0f} ms")  # fmt: skip
+        middle, most = statistics.median(took) * 1000, max(took) * 1000
+        print(f"{name:<30} median {middle:6.0f} ms   slowest {most:6.0f} ms")
     for readers in (0, 1):
         opened = [Reader(address) for _ in range(readers)]
         for reader in opened:

@@ -61,7 +61,7 @@ class TestOverview:
         expect(
             page.get_by_role("img", name=re.compile("The wheels as rings; level 1"))
         ).to_be_visible()
-        expect(page.get_by_role("img", name=re.compile("Next hour: .* due"))).to_be_visible()
+        expect(page.get_by_role("group", name=re.compile("Next hour: .* due"))).to_be_visible()
         expect(page.get_by_role("img", name=re.compile("Rates: submitted"))).to_be_visible()
         expect(page.get_by_role("img", name=re.compile("64 shards of 1 node"))).to_be_visible()
         row = page.get_by_role("row").filter(has_text="off")
@@ -77,6 +77,26 @@ class TestOverview:
         cell.last.click()
         heading(page, "Tasks")
         expect(page.get_by_text(task["key"])).to_be_visible()
+
+    def test_the_keyboard_walks_along_the_due_times(self, page, server):
+        for delay in (8_000, 20_000, 40_000):
+            server.submit("off", delay=delay, key=f"by-keyboard-{delay}")
+        page.go("")
+        strip = page.get_by_role("group", name=re.compile("Next day: .* due"))
+        cells = strip.locator("[role=link]")
+        expect(cells.nth(2)).to_be_attached()
+        expect(strip.locator("[tabindex='0']")).to_have_count(1)
+        strip.locator("[tabindex='0']").focus()
+        page.keyboard.press("Home")
+        expect(cells.first).to_be_focused()
+        page.keyboard.press("ArrowRight")
+        expect(cells.nth(1)).to_be_focused()
+        page.keyboard.press("End")
+        expect(cells.last).to_be_focused()
+        page.keyboard.press("Enter")
+        heading(page, "Tasks")
+        expect(page.get_by_label("State")).to_have_value("delay")
+        expect(page.locator("tbody tr").first).to_be_visible()
 
     def test_the_theme_changes_and_is_kept(self, page):
         page.go("")

@@ -1,5 +1,6 @@
 """The dashboard in a browser: what a change keeps, whose change wins, and sessions that end."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -112,6 +113,24 @@ class TestConflicts:
         confirm(page, "Store")
         expect(page.get_by_role("alert").last).to_contain_text("one of this name already")
         assert server.get("/v1/services/mail").json["endpoint"] == callee.url("/ok")
+
+
+class TestSearch:
+    def test_a_search_says_how_far_it_has_looked_and_goes_on(self, browser, tmp_path):
+        constants = {"durable.stores.sqlite.store.SCAN": 2}
+        options = ["--store", f"sqlite:///{tmp_path}/tasks.db", "--allow-private-targets"]
+        with (
+            Served(*options, cwd=tmp_path, constants=constants) as own,
+            opened(browser, own.url) as page,
+        ):
+            own.service("off", enabled=False)
+            first = own.submit("off", tags=["rare"], delay=3600)["id"]
+            own.post("/v1/tasks/batch", [{"service": "off", "delay": 3600}] * 40, status=200)
+            page.go("tasks?tag=rare")
+            expect(page.locator(".empty")).to_contain_text("among those submitted since")
+            press(page, "Search older tasks →")
+            expect(page.get_by_role("link", name=re.compile(first[:8]))).to_be_visible()
+            page.close()
 
 
 class TestSessions:

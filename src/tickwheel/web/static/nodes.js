@@ -12,7 +12,7 @@ export class ShardMap {
     this.map = h("div", { class: "shards", role: "img", "aria-label": "Owners of the shards" });
     this.body = h("tbody");
     const heads = ["Node", "State", "Shards", "In memory", "Running", "Up", "Version", ...(actions ? [""] : [])];
-    this.element = h("div", { class: "stack" }, this.map, h("div", { class: "table-wrap" }, h("table", {},
+    this.element = h("div", { class: "stack" }, this.map, h("div", { class: "table-wrap" }, h("table", { class: "cards" },
       h("thead", {}, h("tr", {}, heads.map((text, index) => h("th", { scope: "col", class: index > 1 && index < 6 ? "right" : null }, text || h("span", { class: "visually-hidden" }, "Actions"))))), this.body)));
   }
 
@@ -38,12 +38,12 @@ export class ShardMap {
       return h("tr", {},
         h("td", { class: "node" }, h("span", { class: `swatch ${colour(node.name)}` }), name(node.name, 60), node.this && h("span", { class: "faint" }, " · this one"),
           found?.error && h("span", { class: "sub" }, found.error)),
-        h("td", {}, pill(node.state)),
-        h("td", { class: "right" }, count(node.shards)),
-        h("td", { class: "right" }, count(found?.held)),
-        h("td", { class: "right" }, count(found?.running)),
-        h("td", { class: "right" }, found?.uptime ? duration(found.uptime) : relative(node.started_at).replace(" ago", "")),
-        h("td", {}, node.version ?? "–"),
+        h("td", { class: "end" }, pill(node.state)),
+        h("td", { class: "right", "data-label": "shards" }, count(node.shards)),
+        h("td", { class: "right", "data-label": "in memory" }, count(found?.held)),
+        h("td", { class: "right", "data-label": "running" }, count(found?.running)),
+        h("td", { class: "right", "data-label": "up" }, found?.uptime ? duration(found.uptime) : relative(node.started_at).replace(" ago", "") || "–"),
+        h("td", { "data-label": "version" }, node.version ?? "–"),
         this.actions && h("td", { class: "right" }, this.actions(node)));
     }));
   }

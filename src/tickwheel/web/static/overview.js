@@ -114,13 +114,40 @@ class Heat {
   }
 
   #row(span, label) {
-    const strip = h("div", { class: "heat-strip", role: "img", "aria-label": label });
+    const strip = h("div", { class: "heat-strip", role: "group", "aria-label": label });
     const total = h("span", { class: "total" }, "–");
     const middle = h("span");
     strip.addEventListener("click", (event) => event.target.dataset.link && this.go(event.target.dataset.link));
+    strip.addEventListener("keydown", (event) => this.#press(strip, event));
     this.rows[span] = { strip, total, middle, label };
     return h("div", { class: "heat-row" }, h("span", { class: "soft" }, label), strip, total,
       h("div", { class: "axis", "aria-hidden": "true" }, h("span", {}, "now"), middle, h("span", {}, ENDS[span])));
+  }
+
+  /** One cell of a strip can be reached with Tab, the others with the arrow keys. */
+  #press(strip, event) {
+    const cells = [...strip.querySelectorAll("[data-link]")];
+    const here = cells.indexOf(event.target);
+    if (event.key === "Enter") this.go(event.target.dataset.link);
+    const next = { ArrowRight: here + 1, ArrowLeft: here - 1, Home: 0, End: cells.length - 1 }[event.key];
+    if (next === undefined) return;
+    event.preventDefault();
+    if (!cells[next]) return;
+    event.target.tabIndex = -1;
+    cells[next].tabIndex = 0;
+    cells[next].focus();
+  }
+
+  #link(cell, link, label) {
+    cell.title = label;
+    if (!link) {
+      for (const name of ["data-link", "role", "tabindex", "aria-label"]) cell.removeAttribute(name);
+      return;
+    }
+    cell.dataset.link = link;
+    cell.setAttribute("role", "link");
+    cell.setAttribute("aria-label", label);
+    if (!cell.hasAttribute("tabindex")) cell.tabIndex = -1;
   }
 
   update(spans) {
@@ -136,9 +163,10 @@ class Heat {
         const to = new Date(+from + found.step * 1000);
         const part = tasks ? 0.18 + 0.82 * Math.log(tasks + 1) / Math.log(most + 1) : 0;
         cell.style.background = tasks ? `color-mix(in srgb, var(--heat-1) ${Math.round(part * 100)}%, var(--heat-0))` : "";
-        cell.title = `${guessed.has(index) ? "about " : ""}${plural(tasks, "task")} due from ${from.toLocaleTimeString()} to ${to.toLocaleTimeString()}`;
-        cell.dataset.link = tasks ? `tasks${encodeQuery({ due_after: from.toISOString(), due_before: to.toISOString() })}` : "";
+        const label = `${guessed.has(index) ? "about " : ""}${plural(tasks, "task")} due from ${from.toLocaleTimeString()} to ${to.toLocaleTimeString()}`;
+        this.#link(cell, tasks && `tasks${encodeQuery({ state: "delay", due_after: from.toISOString(), due_before: to.toISOString() })}`, label);
       });
+      if (!strip.querySelector("[tabindex='0']")) strip.querySelector("[data-link]")?.setAttribute("tabindex", "0");
       const sum = found.counts.reduce((a, b) => a + b, 0);
       setText(total, (guessed.size ? "≈ " : "") + count(sum));
       const peak = found.counts.indexOf(Math.max(...found.counts));

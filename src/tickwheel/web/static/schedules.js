@@ -44,7 +44,7 @@ export async function schedule(page, { signal, go, parts: [encoded] }) {
         if (await ask({ title: "Delete this schedule?", action: "Delete", danger: true, body: h("p", { class: "soft" }, "Its next firing is cancelled with it."), check: () => remove(path).then(() => true) })) { toast("Deleted"); go("schedules"); }
       } }, "Delete")])),
     h("div", { class: "columns side" },
-      h("div", { class: "stack" }, card("Next firings", found.enabled ? null : "if it were active", firings.items.length ? h("ol", { class: "timeline" }, firings.items.map((at, index) => h("li", { "data-state": index ? "delay" : "next" },
+      h("div", { class: "stack" }, card("Next firings", found.enabled ? "in your time zone" : "if it were active", firings.items.length ? h("ol", { class: "timeline" }, firings.items.map((at, index) => h("li", { "data-state": index ? "delay" : "next" },
         h("div", { class: "what" }, h("b", {}, time(at)), h("span", { class: "when", title: at }, relative(at)))))) : empty("No further firing", "The rule has no further time.")),
         card("Payload", null, block(indent(textOf(found, "payload")), "Payload"))),
       card("Schedule", null, h("dl", { class: "facts" }, row("Rule", rule(found)), row("Service", h("a", { href: `services/${encodeURIComponent(found.service)}` }, name(found.service))),

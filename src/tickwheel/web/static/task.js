@@ -2,7 +2,7 @@
 
 import { get, may, post, textOf } from "./api.js";
 import { ask, block, card, fill, h, name, pill, toast } from "./dom.js";
-import { bytes, duration, now, plural, relative, time } from "./format.js";
+import { bytes, count, duration, now, plural, relative, time } from "./format.js";
 import { indent } from "./json.js";
 import { askDelay } from "./tasks.js";
 
@@ -146,10 +146,11 @@ function facts(task) {
     row("Due", h("span", { title: task.due_at }, time(task.due_at)), h("span", { class: "faint" }, ` · ${relative(task.due_at)}`)),
     row("Submitted", h("span", { title: task.created_at }, time(task.created_at))),
     row("Changed", h("span", { title: task.updated_at }, time(task.updated_at))),
-    row("Attempts", `${task.attempt}, failures ${task.failures} of ${task.max_attempts}`),
-    task.priority !== 0 && row("Priority", task.priority),
+    row("Attempts", count(task.attempt)),
+    row("Failures", `${count(task.failures)} of ${count(task.max_attempts)}`),
+    task.priority !== 0 && row("Priority", count(task.priority)),
     task.timeout !== null && row("Timeout", duration(task.timeout)),
     task.deadline && row("Deadline", time(task.deadline)),
     task.node && row("Node", name(task.node, 80)),
-    row("Shard", `${task.shard}, epoch ${task.epoch}`));
+    row("Shard", `${task.shard} · epoch ${count(task.epoch)}`));
 }

@@ -2,14 +2,15 @@
 
 import { encodeQuery, get, may, post } from "./api.js";
 import { ask, empty, fill, h, name, pill, toast } from "./dom.js";
-import { count, fromLocal, parseDelay, plural, relative, time, toLocal } from "./format.js";
+import { fromLocal, parseDelay, plural, relative, time, toLocal } from "./format.js";
 import { watch } from "./live.js";
 
 const STATES = ["delay", "ready", "running", "finished", "failed", "cancelled"];
 const FINAL = STATES.slice(3);
 const LIMIT = 50;
 const MOST_PAGES = 15; // that a search reads before it asks whether to go on
-const COUNTED_PAGES = 5; // of a thousand tasks, read for the count before a bulk action
+const COUNTED = 5000; // tasks that are counted before a bulk action
+const COUNTED_PAGES = 30; // that are read for it: a page may be almost empty
 const TOGETHER = 4; // requests at once, of an action on selected tasks
 const FIELDS = ["state", "service", "key", "tag", "due_after", "due_before"];
 
@@ -50,14 +51,16 @@ function list(page, context, kind) {
     cursor = from;
     selected.clear();
     choose();
-    const found = await search(kind, filter, from, signal, (looked) => fill(pager, `searching: ${count(looked)} pages …`));
+    const found = await search(kind, filter, from, signal, (cursor) => fill(pager, h("span", { role: "status" }, `searching: looked back to ${submitted(cursor)} …`)));
     if (signal.aborted) return;
-    fill(content, selection, found.items.length ? table : empty("No tasks", found.next_cursor ? "None among those looked at; there are older ones." : "No task matches these filters."), pager);
+    const further = found.next_cursor && found.items.length < LIMIT; // the search has ended at its bound
+    const looked = further ? `looked at the tasks submitted since ${submitted(found.next_cursor)}` : "";
+    fill(content, selection, found.items.length ? table : empty("No tasks", further ? `None matches among those submitted since ${submitted(found.next_cursor)}. There are older ones.` : "No task matches these filters."), pager);
     fill(body, found.items.map((task) => row(task, selected, choose)));
     fill(pager,
       h("button", { type: "button", disabled: !trail.length, onclick: () => load(trail.pop()) }, "← Newer"),
-      h("button", { type: "button", disabled: !found.next_cursor, onclick: () => { trail.push(from); load(found.next_cursor); } }, "Older →"),
-      h("span", { class: "grow" }, found.items.length ? `${plural(found.items.length, "task")} on this page` : ""));
+      h("button", { type: "button", disabled: !found.next_cursor, onclick: () => { trail.push(from); load(found.next_cursor); } }, further ? "Search older tasks →" : "Older →"),
+      h("span", { class: "grow" }, [found.items.length && `${plural(found.items.length, "task")} on this page`, looked].filter(Boolean).join(", ")));
   }
   // Something was submitted: offer the new tasks instead of moving the list under the reader.
   let before = null;
@@ -68,6 +71,9 @@ function list(page, context, kind) {
   });
   return load(cursor);
 }
+
+/** When the task with this id was submitted: an id begins with that time. */
+const submitted = (id) => time(new Date(parseInt(id.slice(0, 12), 16)).toISOString());
 
 /** Read a page; a filter may skip many tasks, so follow the cursor for a while. */
 async function search(kind, filter, from, signal, onProgress) {
@@ -80,7 +86,7 @@ async function search(kind, filter, from, signal, onProgress) {
     items.push(...found.items);
     cursor = found.next_cursor;
     if (!cursor || items.length >= LIMIT || pages >= MOST_PAGES || signal.aborted) return { items, next_cursor: cursor };
-    onProgress(pages);
+    onProgress(cursor);
   }
 }
 
@@ -183,8 +189,8 @@ function bulkButtons(kind, filter, done) {
   if (tag) which.tag = tag.split(/[\s,]+/);
   const button = (text, path, field, fits, danger) => h("button", { type: "button", class: danger ? "danger" : null, onclick: async () => {
     const { number, more } = await countMatching(kind, filter, fits);
-    const all = `${more ? "more than " : ""}${plural(number, "task")}`;
-    const answer = await ask({ title: `${text}?`, action: `${text.split(" ")[0]} ${all}`, danger, body: h("p", { class: "soft" }, `${more ? "More than " : ""}${plural(number, "task matches", "tasks match")} these filters now.`), check: () => post(path, which) });
+    const all = `${more ? "at least " : ""}${plural(number, "task")}`;
+    const answer = await ask({ title: `${text}?`, action: `${text.split(" ")[0]} ${all}`, danger, body: h("p", { class: "soft" }, `${more ? "At least " : ""}${plural(number, "task matches", "tasks match")} these filters now.`), check: () => post(path, which) });
     if (answer) { toast(`${text.split(" ")[0]}: ${plural(answer[field], "task")}`); done(); }
   } }, `${text} …`);
   if (kind.path === "backlog") return [button("Replay all that match", "v1/backlog/replay", "replayed", (task) => !task.replayed_as && (state || task.state === "failed"))];
@@ -199,7 +205,7 @@ async function countMatching(kind, filter, fits) {
   if (kind.path === "backlog") { delete rest.due_after; delete rest.due_before; }
   let number = 0;
   let cursor = null;
-  for (let pages = 0; pages < COUNTED_PAGES; pages++) {
+  for (let pages = 0; pages < COUNTED_PAGES && number < COUNTED; pages++) {
     const found = await get(`v1/${kind.path}`, { ...rest, tag: tag.split(/[\s,]+/), cursor, limit: 1000, truncate: 0 });
     number += found.items.filter(fits).length;
     cursor = found.next_cursor;
