@@ -8,7 +8,7 @@ range of due times that has few.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tickwheel.durable.store import DUE_EXACT, DUE_READ
 from tickwheel.durable.stores.sqlite import statements as sql
@@ -71,10 +71,13 @@ def estimate_rest(
         guessed[first + part // PARTS] |= count > 0
 
 
-def few_due(connection: Connection, filter: Filter, now_ms: int, most: int) -> list[str] | None:
-    """Return the ids of the tasks in a filter's range of due times; None if they are over `most`.
+def few_due(
+    connection: Connection, filter: Filter, now_ms: int, most: int
+) -> dict[str, Any] | None:
+    """Return the values of `DUE_RANGE` for a filter; None if the range has over `most` tasks.
 
-    A scan of rows finds the tasks of a range that has many, and this those of one that has few.
+    A scan of rows finds the tasks of a range that has many, and the range those of one that has
+    few.
     """
     due = filter.due_range(now_ms)
     if due is None:
@@ -84,5 +87,4 @@ def few_due(connection: Connection, filter: Filter, now_ms: int, most: int) -> l
         every = [name for (name,) in connection.run(sql.SERVICES_LIVE)]
         services = [one for one in every if filter.namespace in (None, namespace_of(one))]
     values = {"services": json.dumps(services), "low": due[0], "high": due[1], "most": most + 1}
-    ids = [task_id for (task_id,) in connection.run(sql.DUE_RANGE, values)]
-    return ids if len(ids) <= most else None
+    return values if connection.run(sql.DUE_RANGE_COUNT, values)[0][0] <= most else None

@@ -312,12 +312,13 @@ DUE_RANGE = """
         ON t.service = s.value AND t.due_at_ms >= :low AND t.due_at_ms < :high
     LIMIT :most
 """
+DUE_RANGE_COUNT = f"SELECT count(*) FROM ({DUE_RANGE})"
 
 
 def find(table: str, where: str, *, by_key: bool, among: bool = False) -> str:
     """Return the statement for a list: by the key's index, or over a bounded number of rows.
 
-    `among`: over the rows whose ids are in :ids.
+    `among`: over the rows of `DUE_RANGE`.
     The columns of a row are read when the row is fetched, and only if it matches: payloads are
     large.
     """
@@ -332,7 +333,7 @@ def find(table: str, where: str, *, by_key: bool, among: bool = False) -> str:
         """
     elif among:
         matching = f"""
-            SELECT id AS found FROM ({looked_at} WHERE {IDS})
+            SELECT id AS found FROM ({looked_at} WHERE id IN ({DUE_RANGE}))
             WHERE id < :cursor AND :scan > 0 AND {where} ORDER BY id DESC LIMIT :limit
         """
     else:

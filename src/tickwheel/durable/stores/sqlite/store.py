@@ -482,7 +482,7 @@ class SqliteStore:
         few = few_due(connection, filter, self._now(), SCAN) if table == "task" else None
         statement = sql.find(table, where, by_key=by_key, among=few is not None)
         values |= {"cursor": cursor or "g", "scan": SCAN, "limit": limit + 1}
-        values |= {} if few is None else {"ids": json.dumps(few)}
+        values |= few or {}
         page = PageFill(PAGE_BYTES)
         tasks = [task_of(row) for row in connection.run_until(page, statement, values)]
         if len(tasks) > limit:
