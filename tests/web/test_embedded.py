@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from fastapi import FastAPI
+from prometheus_client.parser import text_string_to_metric_families
 
 import tickwheel.web
 from tickwheel.durable import Scheduler
@@ -61,6 +62,18 @@ def test_the_pages_and_the_api_are_below_the_mount(scheduler):
     assert script.media == "text/javascript"
     assert [*stats.json["services"]] == ["greet"]
     assert (made.status, elsewhere.status) == (201, 404)
+
+
+def test_prometheus_can_scrape_the_scheduler_below_the_mount(scheduler):
+    @scheduler.task
+    def greet(name):
+        return name
+
+    (answer,) = ask_mounted(scheduler, [("GET", "/jobs/metrics")], open_access=True)
+    assert answer.status == 200
+    families = {one.name: one for one in text_string_to_metric_families(answer.body.decode())}
+    services = {one.labels.get("service") for one in families["tickwheel_service_enabled"].samples}
+    assert services == {"greet"}
 
 
 def test_a_foreign_host_or_origin_is_refused(scheduler):

@@ -11,7 +11,8 @@ from tickwheel.values.json.call import Signature
 from tickwheel.values.options import OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
+    from contextlib import AbstractContextManager
     from typing import Unpack
 
     from typing_extensions import TypeVar
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from tickwheel.values.task import Task
 
     T = TypeVar("T", default=Any)
+    Hook = Callable[[Task[Any]], AbstractContextManager[object]]
 else:  # a default needs Python 3.13
     from typing import TypeVar
 
@@ -72,6 +74,11 @@ class TaskFunction(Generic[P, R, T]):
                     f"{service.name}: the parameter {parameter.name!r} is an option of submit();"
                     f" rename it, or make it positional-only with /"
                 )
+
+    @property
+    def hooks(self) -> Sequence[Hook]:
+        """The hooks of its scheduler."""
+        return self._app._hooks
 
     @property
     def name(self) -> str:

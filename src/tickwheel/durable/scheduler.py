@@ -33,12 +33,14 @@ if TYPE_CHECKING:
 
     from tickwheel.clock import Clock
     from tickwheel.durable.channel import Channel
+    from tickwheel.durable.function import Hook
     from tickwheel.durable.verbs.arguments import Target
     from tickwheel.values.task import Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+H = TypeVar("H", bound="Hook")
 
 WEEK = timedelta(days=7)
 TASK_OPTIONS = ("name", "max_attempts", "backoff", "timeout", "concurrency", "enabled")
@@ -145,6 +147,7 @@ class Scheduler(Verbs):
         self._vault = Vault(secret_key)
         self._max_body = bounded("max_body", max_body, 1, 1 << 30)
         self._services: dict[str, Service] = {}
+        self._hooks: list[Hook] = []
         self._node: Node | None = None
         self._parents_node: Node | None = None  # in the child of a fork
         self._starting = False
@@ -249,6 +252,17 @@ class Scheduler(Verbs):
         self._services.update(
             {name: self._functions[name].service for name in self._functions_to_run()}
         )
+
+    def around(self, hook: H) -> H:
+        """Enter a context around each attempt of a task function: `@app.around`.
+
+        `hook(task)` returns a context manager; a generator with `@contextmanager` is the short
+        form. Its code before the `yield` runs before the function, its code after it afterwards, in
+        the function's own thread and context. An exception of the function is raised at the
+        `yield`, and counts even if the hook catches it. An exception of the hook fails the attempt.
+        """
+        self._hooks.append(hook)
+        return hook
 
     async def start(self) -> None:
         """Open the store and start; `async with` does this."""

@@ -23,11 +23,11 @@ from tickwheel.values.outcome import Fail, Retry, Snooze, milliseconds
 from tickwheel.values.task import Event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tickwheel.clock import Clock
     from tickwheel.durable.channel import Tracer
-    from tickwheel.durable.function import TaskFunction
+    from tickwheel.durable.function import Hook, TaskFunction
     from tickwheel.values.service import Service
     from tickwheel.values.task import Task
 
@@ -96,8 +96,9 @@ class LocalChannel:
         if function.is_async:
             token = _current.set(task)  # each attempt is an asyncio task with its own context
             try:
-                args, kwargs = function.signature.unpack(task.body)
-                return answer_to(await function.call(*args, **kwargs))
+                with around(function.hooks, task):
+                    args, kwargs = function.signature.unpack(task.body)
+                    return answer_to(await function.call(*args, **kwargs))
             except (asyncio.CancelledError, KeyboardInterrupt):
                 raise
             except BaseException as error:  # noqa: BLE001
@@ -171,10 +172,27 @@ def call_function(function: TaskFunction[..., Any], task: Task) -> Answer:
     """Call a plain function, in a thread."""
     _current.set(task)
     try:
-        args, kwargs = function.signature.unpack(task.body)
-        return answer_to(function.call(*args, **kwargs))
+        with around(function.hooks, task):
+            args, kwargs = function.signature.unpack(task.body)
+            return answer_to(function.call(*args, **kwargs))
     except BaseException as error:  # noqa: BLE001
         return answer_to_exception(error)
+
+
+@contextlib.contextmanager
+def around(hooks: Sequence[Hook], task: Task) -> Iterator[None]:
+    """Enter the hooks of an attempt; an exception passes all of them, and none can suppress it."""
+    failed: BaseException | None = None
+    with contextlib.ExitStack() as stack:
+        for hook in hooks:
+            stack.enter_context(hook(task))
+        try:
+            yield
+        except BaseException as error:
+            failed = error
+            raise
+    if failed is not None:
+        raise failed
 
 
 def answer_to(value: Any) -> Answer:
