@@ -281,3 +281,48 @@ def test_django_with_its_reloader(tmp_path):
     with site.served("manage.py", "runserver", "127.0.0.1:{port}", "--skip-checks"):
         site.check_runs()
         site.check_reload()
+
+
+def test_django_submits_on_commit_and_a_worker_runs_it(tmp_path):
+    """The worker has Django's apps; what is rolled back is not submitted."""
+    urls = """
+from checkout import order
+from django.db import transaction
+from django.http import JsonResponse
+from django.urls import path
+
+def rolled_back(request, order_id):
+    with transaction.atomic():
+        order(request, order_id)
+        transaction.set_rollback(True)
+    return JsonResponse({})
+
+urlpatterns = [path("orders/<order_id>", order), path("rolled-back/<order_id>", rolled_back)]
+"""
+    databases = """
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "django.db"}}
+"""
+    others = DJANGO | {
+        "mysite/urls.py": urls,
+        "mysite/settings.py": DJANGO["mysite/settings.py"] + databases,
+        "checkout.py": recipes()["checkout.py"].replace(", delay=1800", ""),
+    }
+    site = Site(tmp_path, "shop_tasks.py", "mysite/wsgi.py", "shop_worker.py", **others)
+    shop = SHOP.replace('shop.db")', 'shop.db", dispatch=False)')
+    uses_django = "    from django.apps import apps\n    apps.check_apps_ready()\n    with open"
+    (tmp_path / "shop.py").write_text(shop.replace("    with open", uses_django))
+    command = [sys.executable, "-m", "tickwheel", "worker", "shop_worker:app"]
+    worker = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
+    try:
+        with site.served("manage.py", "runserver", "127.0.0.1:{port}", "--skip-checks"):
+            url = f"http://127.0.0.1:{site.port}/rolled-back/999"
+            with urllib.request.urlopen(url, timeout=20):
+                pass
+            site.check_runs()
+        assert {pid for _, pid, _ in site.runs()} == {worker.pid}
+        assert 999 not in {order for order, _, _ in site.runs()}
+        worker.terminate()
+        assert worker.wait(60) == 0
+    finally:
+        worker.kill()
+        worker.wait(60)
