@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 MAX_RESULT_BYTES = 65_536  # the channel reads no more of a body
 EXCERPT_CHARACTERS = 500  # of a body, in an error
-MAX_HOLD_MS = 24 * 3600 * 1000  # that a callee may ask for
+MAX_HOLD_MS = 24 * 3600 * 1000  # that a callee may ask for, over gRPC as well
 MAX_CALLS = 10_000  # under way at once, of all services
 MAX_PLANS = 10_000
 NO_ROOM_DELAY_MS = 1000  # before the next try when this process has no file descriptor left
