@@ -235,7 +235,8 @@ class TestFind:
         soon = now(store) + HOUR
         rare = [task(store, service="rare", shard=n)._replace(due_at_ms=soon + n) for n in range(4)]
         overdue = task(store)
-        await stored(store, *rare, overdue)
+        theirs = task(store, service="acme/mail")._replace(due_at_ms=soon + 50)
+        await stored(store, *rare, overdue, theirs)
         others = [task(store)._replace(due_at_ms=soon + HOUR + n) for n in range(40)]
         await stored(store, *others)
 
@@ -248,10 +249,12 @@ class TestFind:
         assert await found(service="rare", state=State.RUNNING) == []
         assert await found(state=State.READY) == [overdue.id]
         assert await found(service="mail", state=State.READY) == [overdue.id]
-        delayed = {"state": State.DELAY, "due_after_ms": soon + 2, "due_before_ms": soon + HOUR}
+        delayed = {"state": State.DELAY, "due_after_ms": soon + 2, "due_before_ms": soon + 40}
         assert await found(**delayed) == sorted(ids_of(rare[2:]))
         assert await found(**delayed, namespace="") == sorted(ids_of(rare[2:]))
         assert await found(**delayed, namespace="other") == []
+        delayed |= {"due_before_ms": soon + 60}
+        assert await found(**delayed, namespace="acme") == [theirs.id]
 
     async def test_a_key_is_found_however_many_rows_there_are(self, store, monkeypatch):
         scan_less(monkeypatch, 10)

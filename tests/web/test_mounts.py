@@ -19,7 +19,7 @@ from web.serving import create_token
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "service-dashboard.md").read_text("utf-8")
-CODE = dict(re.findall(r"^`(\S+)`\n\n```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
+CODE = dict(re.findall(r"^`(\S+)`\n\n```py\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
 SETTINGS = """
 SECRET_KEY = "x"
 ALLOWED_HOSTS = ["*"]

@@ -534,7 +534,7 @@ class TestUnusableHere:
             batch = api.post("/v1/tasks/batch", [{"service": "mail"}], status=200).json
             assert batch["stored"] == 1
             api.put("/v1/schedules/s", {"service": "mail", "interval": 3600}, status=201)
-            api.until(lambda: api.node.horizon.waiting("mail") == 2)
+            assert not api.node.horizon.waiting("mail")  # another node may run them
             found = api.get(f"/v1/tasks/{task['id']}").json
             assert (found["state"], found["attempt"], found["failures"]) == ("ready", 0, 0)
 

@@ -54,7 +54,7 @@ def submit_sync(
     if kwargs.get("connection") is None:
         task = run(app.submit(target, *args, **kwargs))
         return task
-    node = app.node
+    node = app._node or app.node  # the caller may have an event loop of its own
     submission, connection = run(app._submission(node, target, args, kwargs))
     if connection is None:
         task = run(node.submit.submit(submission))

@@ -86,5 +86,6 @@ def few_due(
     if filter.service is None:
         every = [name for (name,) in connection.run(sql.SERVICES_LIVE)]
         services = [one for one in every if filter.namespace in (None, namespace_of(one))]
-    values = {"services": json.dumps(services), "low": due[0], "high": due[1], "most": most + 1}
+    low, high = due
+    values = {"services": json.dumps(services), "due_low": low, "due_high": high, "most": most + 1}
     return values if connection.run(sql.DUE_RANGE_COUNT, values)[0][0] <= most else None

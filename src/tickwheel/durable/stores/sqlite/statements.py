@@ -309,7 +309,7 @@ def matching(filter: Filter, now_ms: int) -> tuple[str, dict[str, Any]]:
 DUE_RANGE = """
     SELECT t.id FROM json_each(:services) s
     CROSS JOIN task t INDEXED BY task_due
-        ON t.service = s.value AND t.due_at_ms >= :low AND t.due_at_ms < :high
+        ON t.service = s.value AND t.due_at_ms >= :due_low AND t.due_at_ms < :due_high
     LIMIT :most
 """
 DUE_RANGE_COUNT = f"SELECT count(*) FROM ({DUE_RANGE})"
