@@ -235,6 +235,15 @@ def test_attempts_show_the_node_only_if_it_changed_and_the_whole_error(run, clie
     assert "n-2" in out
 
 
+def test_attempts_show_where_their_messages_are_if_they_have_any(run, client):
+    row = {"event": "finish", "node": "n-1", "epoch": 1, "started_at": AT, "ended_at": AT}
+    client.answers["attempts"] = [Attempt.of(row | {"attempt": 1, "delivered_to": None})]
+    assert "delivered_to" not in run("show", ID, "--attempts", "--table").out
+    place = {"stream": "orders", "id": "7-0"}
+    client.answers["attempts"] = [Attempt.of(row | {"attempt": 1, "delivered_to": place})]
+    assert '{"stream": "orders", "id": "7-0"}' in run("show", ID, "--attempts", "--table").out
+
+
 def test_a_lost_verdict_is_exit_code_4(run, client):
     client.answers["cancel"] = Verdict(ID, False, State.RUNNING)
     ran = run("cancel", ID)

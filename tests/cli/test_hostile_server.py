@@ -35,7 +35,7 @@ SCHEDULE = {
 }  # fmt: skip
 ATTEMPT = {
     "attempt": 1, "event": "retry", "node": ODD, "epoch": 1, "started_at": AT, "ended_at": AT,
-    "error": ODD, ODD: ODD,
+    "error": ODD, "delivered_to": {ODD: ODD}, ODD: ODD,
 }  # fmt: skip
 NODE = {"name": ODD, "started_at": AT, "lease_until": AT, "shards": 1, "this": True, ODD: ODD}
 AUDIT = {

@@ -276,9 +276,9 @@ async def ended(store, epochs, *tasks, event=Event.FINISH, **fields):
     return await store.get([one.id for one in tasks])
 
 
-def lease(task, until_ms):
+def lease(task, until_ms, delivered_to=None):
     """How long the callee of a running task may take, which accepts it."""
-    return Lease(*task.attempt_key, until_ms)
+    return Lease(*task.attempt_key, until_ms, delivered_to)
 
 
 async def renewed(store, task, lease_ms):

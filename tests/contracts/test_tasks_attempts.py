@@ -43,6 +43,12 @@ from tickwheel.values.task import (
 )
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
+MESSAGE = '{"stream": "ü", "id": "7-0"}'
+
+
+async def delivered_to(store, given):
+    """Where the messages of a task's attempts are, as they are stored."""
+    return [row.delivered_to_body for row in await store.attempts(given.id)]
 
 
 class TestRecord:
@@ -537,6 +543,54 @@ class TestAccept:
             assert await store.record([lost]) == [False]
         lost = ending(running, Event.RETRY, lease_until_ms=until + SECOND)
         assert await store.record([lost]) == [True]
+
+    @pytest.mark.parametrize("event", EVENTS)
+    async def test_the_log_says_where_its_message_is(self, store, epochs, event):
+        given = task(store)
+        (running,) = await run(store, epochs, given)
+        until = now(store) + HOUR
+        await store.accept([lease(running, until, MESSAGE)])
+        await store.accept([lease(running, until + 1)])  # a heartbeat does not know it
+        await store.record([ending(running, event)])
+        [row] = await store.attempts(running.id)
+        assert (row.delivered_to_body, row.delivered_to) == (MESSAGE, {"stream": "ü", "id": "7-0"})
+
+    async def test_or_where_the_message_of_a_finished_task_is(self, store, epochs):
+        (running,) = await run(store, epochs, task(store))
+        await store.record([ending(running, delivered_to=MESSAGE)])
+        assert await delivered_to(store, running) == [MESSAGE]
+
+    async def test_the_log_says_where_the_message_is_of_an_attempt_that_ended_before(
+        self, store, epochs
+    ):
+        tasks = [task(store), task(store)]
+        ended, other = await run(store, epochs, *tasks)
+        await store.record([ending(ended, Event.RETRY), ending(other, Event.RETRY)])
+        await claim(store, tasks, epochs)
+        answers = await store.accept([lease(ended, 0, MESSAGE), lease(other, 0)])
+        assert answers == [False, False]
+        assert await delivered_to(store, ended) == [MESSAGE]
+        assert await delivered_to(store, other) == [None]
+
+    async def test_each_attempt_has_its_own_message_or_none(self, store, epochs):
+        given = task(store)
+        (running,) = await run(store, epochs, given)
+        await store.accept([lease(running, now(store) + HOUR, MESSAGE)])
+        await store.record([ending(running, Event.RETRY, due_at_ms=given.due_at_ms)])
+        for _ in range(2):
+            (running,) = await claim(store, [given], epochs)
+            await store.accept([lease(running, now(store) + HOUR)])
+            await store.record([ending(running, Event.RETRY, due_at_ms=given.due_at_ms)])
+        assert await delivered_to(store, running) == [MESSAGE, None, None]
+
+    async def test_a_message_and_a_heartbeat_in_one_batch(self, store, epochs):
+        (running,) = await run(store, epochs, task(store))
+        until = now(store) + HOUR
+        leases = [lease(running, until, MESSAGE), lease(running, until + 1)]
+        assert await store.accept(leases) == [True, True]
+        assert (await one(store, running.id)).lease_until_ms == until + 1
+        await store.record([ending(running)])
+        assert await delivered_to(store, running) == [MESSAGE]
 
     async def test_nobody_claims_cancels_or_moves_it(self, store, epochs):
         (running,) = await run(store, epochs, task(store))

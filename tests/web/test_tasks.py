@@ -73,7 +73,9 @@ class TestGet:
                 "started_at",
                 "ended_at",
                 "error",
+                "delivered_to",
             ]
+            assert one["delivered_to"] is None
             assert moment(one["started_at"]) <= moment(one["ended_at"])
 
     def test_a_task_without_attempts_has_an_empty_list(self, mail):

@@ -137,9 +137,11 @@ def show(*, client: Client, out: Output, task_id: str, attempts: bool) -> None:
 
 
 def print_attempts(log: Sequence[Attempt], out: Output) -> None:
-    """Print a table of attempts, with nodes and epochs if they differ."""
+    """Print a table of attempts, with nodes and epochs if they differ, and where messages are."""
     moved = len({(attempt.node, attempt.epoch) for attempt in log}) > 1
     where = ["node", "epoch"] if moved else []
+    if any(attempt.delivered_to is not None for attempt in log):
+        where.append("delivered_to")
     rows = []
     for attempt in log:
         took = format_duration((attempt.ended_at - attempt.started_at).total_seconds())

@@ -107,7 +107,10 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A row of the execution log; `event` is how the attempt ended."""
+    """A row of the execution log; `event` is how the attempt ended.
+
+    `delivered_to`: where the message broker has its message; None for other calls.
+    """
 
     attempt: int
     event: Event
@@ -116,6 +119,7 @@ class Attempt:
     started_at: datetime
     ended_at: datetime
     error: str | None
+    delivered_to: Any
     document: Document = field(repr=False, compare=False)
 
     @classmethod
@@ -129,6 +133,7 @@ class Attempt:
             moment(document["started_at"]),
             moment(document["ended_at"]),
             document.get("error"),
+            document.get("delivered_to"),
             document,
         )
 

@@ -22,6 +22,7 @@ class Answer(NamedTuple):
     - `healthy`: whether the service works, for its breaker; None if the call shows neither.
     - `hold_ms`: send nothing to the service for this long.
     - `gone`: the service no longer exists; disable it.
+    - `delivered_to`: where the message is, as JSON, for the execution log.
     """
 
     event: Event
@@ -32,6 +33,7 @@ class Answer(NamedTuple):
     healthy: bool | None = None
     hold_ms: int | None = None
     gone: bool = False
+    delivered_to: str | None = None
 
 
 UNSENT = Answer(Event.RELEASE, error="claimed, not sent: the lease may be over")

@@ -192,7 +192,8 @@ class Tasks(Protocol):
         """Let attempts continue without the node, until the end of the given lease.
 
         Return for each whether it is still the running attempt; None as in `record`. A second
-        accept moves the end. The due time that is shown does not change.
+        accept moves the end. The due time that is shown does not change. `delivered_to` of a lease
+        goes into the execution log with the end of the attempt, also if it has ended before.
         """
 
     async def services(self, until_ms: int | None = None, since_ms: int = -1) -> list[str]:

@@ -293,6 +293,7 @@ class Ending(NamedTuple):
     result_body: str | None = None
     error: str | None = None
     lease_until_ms: int | None = None  # if given, the lease must still end then: not renewed
+    delivered_to: str | None = None  # where its message is, as JSON
 
     @property
     def state(self) -> State:
@@ -307,6 +308,7 @@ class Lease(NamedTuple):
     attempt: int
     epoch: int
     until_ms: int
+    delivered_to: str | None = None  # where its message is, as JSON
 
 
 class Attempt(NamedTuple):
@@ -320,6 +322,12 @@ class Attempt(NamedTuple):
     started_at_ms: int
     ended_at_ms: int
     error: str | None
+    delivered_to_body: str | None = None
+
+    @property
+    def delivered_to(self) -> Any:
+        """Where the message broker has its message, decoded; None for other calls."""
+        return None if self.delivered_to_body is None else decode(self.delivered_to_body)
 
     @property
     def started_at(self) -> datetime:

@@ -427,6 +427,7 @@ class Attempt(Output, frozen=True):
     started_at: Time
     ended_at: Time
     error: str | None
+    delivered_to: Raw
 
 
 class AttemptPage(Output, frozen=True):

@@ -108,7 +108,7 @@ def attempt_view(row: Attempt) -> schemas.Attempt:
     """Return the view of a row of the execution log."""
     return schemas.Attempt(
         row.attempt, str(row.event), row.node, row.epoch, format_time(row.started_at_ms),
-        format_time(row.ended_at_ms), row.error,
+        format_time(row.ended_at_ms), row.error, Raw((row.delivered_to_body or "null").encode()),
     )  # fmt: skip
 
 

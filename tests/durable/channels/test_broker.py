@@ -164,11 +164,12 @@ class TestAnswers:
     async def test_a_confirmed_message_has_finished_and_its_place_is_the_result(self, channel):
         answer = await channel.send(task(), service())
         assert (answer.event, answer.healthy) == (Event.FINISH, True)
-        assert json.loads(answer.result_body) == PLACE
+        assert json.loads(answer.result_body) == json.loads(answer.delivered_to) == PLACE
 
     async def test_or_runs_until_feedback_by_the_services_choice(self, channel):
         answer = await channel.send(task(), service(confirmed="running", feedback_timeout=60))
         assert (answer.event, answer.after_ms, answer.healthy) == (Event.ACCEPT, 60_000, True)
+        assert (answer.result_body, json.loads(answer.delivered_to)) == (None, PLACE)
 
     async def test_a_refused_message_is_retried_and_its_error_hides_the_password(
         self, channel, queue

@@ -6,7 +6,8 @@ import pytest
 import pytest_asyncio
 import redis as client_library
 
-from durable.stage import START_MS, a_task
+from durable.stage import START_MS, a_task, until
+from tickwheel.durable import Scheduler
 from tickwheel.durable.channel import Delivery
 from tickwheel.durable.channels.broker import BrokerChannel
 from tickwheel.durable.channels.http.target import Targets
@@ -60,6 +61,29 @@ async def test_a_batch_becomes_entries_in_order_and_each_answer_says_which(
     assert [json.loads(answer.result_body) for answer in answers] == [
         {"stream": "orders", "id": entry.decode()} for entry, _ in entries
     ]
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "event"), [("feedback", Event.FINISH), ("its time limit", Event.FAIL)]
+)
+async def test_the_log_of_a_task_that_ran_until_feedback_says_which_entry(
+    tmp_path, server, redis_url, ended_by, event
+):
+    app = Scheduler(f"sqlite:///{tmp_path}/tasks.db", allow_private_targets=True)
+    async with app:
+        await app.put_service(
+            "orders", protocol="redis", endpoint=f"{redis_url}?stream=orders", confirmed="running",
+            max_attempts=1, feedback_timeout=0.1 if ended_by == "its time limit" else 3_600,
+        )  # fmt: skip
+        task = await app.submit("orders", {"order": 7})
+        await until(lambda: app.node.feedback.event_counts[Event.ACCEPT])
+        if ended_by == "feedback":
+            await app.feedback(task.id, "finished", attempt=1, result="done")
+        final = await app.wait(task.id)
+        assert final.result == ("done" if ended_by == "feedback" else None)
+        [row] = await app.attempts(task.id)
+    [(entry, _)] = server.xrange("orders")
+    assert (row.event, row.delivered_to) == (event, {"stream": "orders", "id": entry.decode()})
 
 
 async def test_a_stream_keeps_about_as_many_entries_as_its_maximum(channel, server, redis_url):

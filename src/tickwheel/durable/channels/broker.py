@@ -584,5 +584,5 @@ def confirmed_answer(service: Service, place: str) -> Answer:
     """Return the answer for a confirmed message, by the service's choice."""
     if service.confirmed == "running":
         feedback_ms = max(1, round(service.feedback_timeout * 1000))
-        return Answer(Event.ACCEPT, after_ms=feedback_ms, healthy=True)
-    return Answer(Event.FINISH, place, healthy=True)
+        return Answer(Event.ACCEPT, after_ms=feedback_ms, healthy=True, delivered_to=place)
+    return Answer(Event.FINISH, place, healthy=True, delivered_to=place)

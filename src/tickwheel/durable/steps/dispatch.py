@@ -518,7 +518,8 @@ class Dispatch:
         self._update_flow(attempt, answer)
         if answer.event is Event.ACCEPT:
             usual_ms = round(attempt.service.feedback_timeout * 1000)
-            self._feedback.accept(attempt.task, answer.after_ms or usual_ms)
+            after_ms = answer.after_ms or usual_ms
+            self._feedback.accept(attempt.task, after_ms, answer.delivered_to)
         else:
             self._feedback.end(attempt.task, attempt.service, answer)
 

@@ -41,7 +41,7 @@ def ending_of(task: Task, service: Service | None, answer: Answer, now_ms: int) 
         error = f"expired: the next attempt would be after its deadline\n{error or ''}".rstrip()
     return Ending(
         task.id, task.attempt, task.epoch, event, now_ms, due_at_ms, failures,
-        answer.result_body, storable_text(error),
+        answer.result_body, storable_text(error), delivered_to=storable_text(answer.delivered_to),
     )  # fmt: skip
 
 

@@ -104,7 +104,8 @@ class Feedback:
         if not isinstance(error, StoreUnavailable):
             # The store refuses it: write it without the function's result and error.
             why = f"its outcome could not be stored: {error!r}"
-            ending = ending._replace(result_body=None, error=storable_text(ascii(why)))
+            error_text = storable_text(ascii(why))
+            ending = ending._replace(result_body=None, error=error_text, delivered_to=None)
         is_locked = isinstance(error, Locked)
         if tries == LOCKED_WARN_TRIES if is_locked else not (tries or self._store_unavailable):
             self._store_unavailable = self._store_unavailable or not is_locked
@@ -134,12 +135,16 @@ class Feedback:
         if ending.state is State.DELAY:
             self.announce(task.id, ending.due_at_ms, task)
 
-    def accept(self, task: Task, after_ms: int) -> None:
-        """Leave an accepted task to its callee, until feedback or until `after_ms` have passed."""
+    def accept(self, task: Task, after_ms: int, delivered_to: str | None = None) -> None:
+        """Leave an accepted task to its callee, until feedback or until `after_ms` have passed.
+
+        `delivered_to`: where its message is, as JSON.
+        """
         until = int(self._store.now_ms()) + after_ms
         self.unrecorded.add(task.id)
         task = task._replace(body=b"")
-        self._write_accept(task, Lease(*task.attempt_key, until), 0)
+        lease = Lease(*task.attempt_key, until, storable_text(delivered_to))
+        self._write_accept(task, lease, 0)
 
     def _write_accept(self, task: Task, lease: Lease, tries: int) -> None:
         self._accepts.add_with(lease, partial(self._on_accept_written, task, lease, tries))

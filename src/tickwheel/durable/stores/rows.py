@@ -36,6 +36,7 @@ BYTES_PER_ROW = 2048  # deleted bytes that count as a row
 STATES = {str(state): state for state in State}
 LAST_NAME = "\U0010ffff" * 2  # after every name
 BODY, ERROR, RESULT = map(Task._fields.index, ("body", "error", "result_body"))
+LOGGED_ERROR = Attempt._fields.index("error")
 MISSING = [Task._field_defaults.get(name) for name in Task._fields]  # live rows have no result
 
 
@@ -86,8 +87,21 @@ def verdicts_on(
 
 
 def last_leases(leases: Iterable[Lease]) -> list[Lease]:
-    """Return the last lease of each attempt."""
-    return list({lease[:3]: lease for lease in leases}.values())
+    """Return the last lease of each attempt, and where its message is if any of them says so."""
+    found: dict[tuple[str, int, int], Lease] = {}
+    for lease in leases:
+        before = found.get(lease[:3], lease)
+        found[lease[:3]] = lease._replace(delivered_to=lease.delivered_to or before.delivered_to)
+    return list(found.values())
+
+
+def late_deliveries(leases: Sequence[Lease], answers: Sequence[bool | None]) -> list[Lease]:
+    """Return the leases of messages whose attempts had ended before."""
+    return [
+        lease
+        for lease, still in zip(leases, answers, strict=True)
+        if still is False and lease.delivered_to is not None
+    ]
 
 
 class PageFill:

@@ -122,7 +122,8 @@ function attemptItem(attempt, start, end) {
   return h("li", { "data-state": attempt.event },
     h("div", { class: "what" }, h("b", {}, `Attempt ${attempt.attempt}`), pill(attempt.event, EVENTS[attempt.event] ?? attempt.event),
       h("span", { class: "when", title: `${attempt.started_at} – ${attempt.ended_at}` }, `${time(attempt.started_at)}, took ${duration((to - from) / 1000)}`),
-      attempt.node && h("span", { class: "faint small" }, "on ", name(attempt.node, 60))),
+      attempt.node && h("span", { class: "faint small" }, "on ", name(attempt.node, 60)),
+      attempt.delivered_to && h("span", { class: "faint small" }, "to ", name(JSON.stringify(attempt.delivered_to), 120))),
     h("div", { class: "span-bar", role: "img", "aria-label": `from ${duration((from - start) / 1000)} to ${duration((to - start) / 1000)} after the submit` }, bar),
     attempt.error !== null && block(attempt.error.slice(0, TRUNCATE), `Error of attempt ${attempt.attempt}`));
 }

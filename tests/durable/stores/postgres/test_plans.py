@@ -85,6 +85,7 @@ STATEMENTS = {
     "renew": sql.RENEW,
     "accept": sql.ACCEPT,
     "accepted": sql.ACCEPTED,
+    "delivered": sql.DELIVERED,
     "left_behind": sql.LEFT_BEHIND,
     "running": sql.running(bounded=False),
     "running_bounded": sql.running(bounded=True),

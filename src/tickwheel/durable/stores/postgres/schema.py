@@ -203,6 +203,11 @@ MIGRATIONS: list[list[str]] = [
             ADD COLUMN IF NOT EXISTS draining boolean NOT NULL DEFAULT false
         """,
     ],
+    [
+        # Where the message of an attempt is, as JSON; null for other calls.
+        "ALTER TABLE accepted ADD COLUMN IF NOT EXISTS delivered_to text",
+        "ALTER TABLE attempt ADD COLUMN IF NOT EXISTS delivered_to text",
+    ],
 ]
 KEYS_MOVED = 11  # the version with that mark
 MIN_KNOWN_MIGRATIONS = 1  # the migrations that a program must know to work with these tables

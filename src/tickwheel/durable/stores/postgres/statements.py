@@ -26,7 +26,11 @@ _DUE_AT = f"""CASE WHEN {_ACCEPTED} THEN coalesce(
             (SELECT a.due_at_ms FROM accepted a WHERE a.task_id = t.id AND a.attempt = t.attempt),
             least(t.due_at_ms, t.started_at_ms)
         ) ELSE t.due_at_ms END"""
+_DELIVERED_TO = f"""CASE WHEN {_ACCEPTED} THEN (
+            SELECT a.delivered_to FROM accepted a WHERE a.task_id = t.id AND a.attempt = t.attempt
+        ) END"""
 GIVEN = column_list(columns.GIVEN)
+_LOGGED = "task_id, attempt, event, node, epoch, started_at_ms, ended_at_ms, error, delivered_to"
 _KEPT = column_list(columns.KEPT)
 SHOWN = column_list(columns.LIVE, "t", due_at_ms=f"{_DUE_AT} AS due_at_ms")
 _BODILESS = column_list(columns.LIVE, "t", payload="''::bytea AS payload")
@@ -241,12 +245,13 @@ _ENDINGS = f"""
     SELECT e.*, t.*, CASE WHEN e.state = 'delay' THEN 0 ELSE t.size END AS bytes
     FROM unnest(
         $1::uuid[], $2::integer[], $3::bigint[], $4::text[], $5::text[], $6::bigint[],
-        $7::bigint[], $8::integer[], $9::text[], $10::text[], $11::bigint[], $12::integer[]
+        $7::bigint[], $8::integer[], $9::text[], $10::text[], $11::bigint[], $12::text[],
+        $13::integer[]
     ) AS e (id, attempt, epoch, event, state, at_ms, due_at_ms, failures, result, error,
-        lease_until_ms, number)
+        lease_until_ms, sent_to, number)
     CROSS JOIN LATERAL (
         SELECT t.ctid AS place, {_DUE_AT} AS was_due_at_ms, {_ACCEPTED} AS accepted,
-            octet_length(t.payload) AS size
+            octet_length(t.payload) AS size, coalesce(e.sent_to, {_DELIVERED_TO}) AS delivered_to
         FROM task t
         WHERE t.state = 'running' AND t.attempt = e.attempt AND t.epoch = e.epoch
             AND (e.lease_until_ms IS NULL OR t.lease_until_ms = e.lease_until_ms)
@@ -260,10 +265,11 @@ _ENDED = column_list(
 )  # fmt: skip
 RECORD = f"""
     WITH won AS MATERIALIZED (
-        {_fitting("$13::bigint", _ENDINGS)}
+        {_fitting("$14::bigint", _ENDINGS)}
     ), gone AS (
         DELETE FROM task t USING won e WHERE t.ctid = e.place AND e.state <> 'delay' AND e.fits
-        RETURNING {_ENDED}, e.result, t.started_at_ms, e.event, e.at_ms, e.accepted, e.number
+        RETURNING {_ENDED}, e.result, t.started_at_ms, e.event, e.at_ms, e.delivered_to,
+            e.accepted, e.number
     ), kept AS (
         INSERT INTO backlog ({_KEPT}, result)
         SELECT {_KEPT}, result FROM gone
@@ -272,15 +278,15 @@ RECORD = f"""
             error = e.error, updated_at_ms = e.at_ms, lease_until_ms = NULL
         FROM won e WHERE t.ctid = e.place AND e.state = 'delay' AND e.fits
         RETURNING t.id, t.attempt, e.event, t.node, t.epoch, t.started_at_ms, e.at_ms, e.error,
-            e.accepted, e.number
+            e.delivered_to, e.accepted, e.number
     ), ended AS MATERIALIZED (
-        SELECT id, attempt, event, node, epoch, started_at_ms, at_ms, error, accepted, number
+        SELECT id, attempt, event, node, epoch, started_at_ms, at_ms, error, delivered_to, accepted,
+            number
         FROM gone
         UNION ALL SELECT * FROM back
     ), logged AS (
-        INSERT INTO attempt
-            (task_id, attempt, event, node, epoch, started_at_ms, ended_at_ms, error)
-        SELECT id, attempt, event, node, epoch, started_at_ms, at_ms, error FROM ended
+        INSERT INTO attempt ({_LOGGED})
+        SELECT id, attempt, event, node, epoch, started_at_ms, at_ms, error, delivered_to FROM ended
     ), heard_of AS (
         DELETE FROM accepted WHERE task_id = ANY (ARRAY(SELECT id FROM ended WHERE accepted))
     )
@@ -289,11 +295,11 @@ RECORD = f"""
 
 
 _ATTEMPTS = f"""(
-                SELECT l.*, {_NOW} + $4::bigint AS until_ms
+                SELECT l.*, {_NOW} + $4::bigint AS until_ms, NULL::text AS delivered_to
                 FROM unnest($1::uuid[], $2::integer[], $3::bigint[]) AS l (id, attempt, epoch)
             ) l"""
-_LEASES = """unnest($1::uuid[], $2::integer[], $3::bigint[], $4::bigint[])
-                AS l (id, attempt, epoch, until_ms)"""
+_LEASES = """unnest($1::uuid[], $2::integer[], $3::bigint[], $4::bigint[], $5::text[])
+                AS l (id, attempt, epoch, until_ms, delivered_to)"""
 
 
 def _still(given: str, changes: str, noted: str = "") -> str:
@@ -303,7 +309,7 @@ def _still(given: str, changes: str, noted: str = "") -> str:
     """
     return f"""
         WITH {_MOMENT}, still AS MATERIALIZED (
-            SELECT l.until_ms, t.place, t.due_at_ms
+            SELECT l.until_ms, l.delivered_to, t.place, t.due_at_ms
             FROM {given}
             CROSS JOIN LATERAL (
                 SELECT t.ctid AS place, t.due_at_ms FROM task t
@@ -313,7 +319,7 @@ def _still(given: str, changes: str, noted: str = "") -> str:
             ) t
         ), moved AS (
             UPDATE task t SET {changes} FROM still s WHERE t.ctid = s.place
-            RETURNING t.id, t.attempt, t.epoch, t.shard, s.until_ms, s.due_at_ms
+            RETURNING t.id, t.attempt, t.epoch, t.shard, s.until_ms, s.due_at_ms, s.delivered_to
         ){noted}
         SELECT id, attempt, epoch FROM moved
     """
@@ -337,19 +343,33 @@ RENEW = _still(
     _ATTEMPTS,
     f"lease_until_ms = CASE WHEN {_ACCEPTED} THEN t.lease_until_ms ELSE s.until_ms END",
 )
-# A second accept keeps the due time from before the first. A row of an earlier attempt is a
-# leftover.
+# A second accept keeps the due time from before the first, and where the message is unless it says
+# so itself. A row of an earlier attempt is a leftover.
 ACCEPT = _still(
     _LEASES,
     f"lease_until_ms = s.until_ms, due_at_ms = s.until_ms, updated_at_ms = {_NOW}",
     """, noted AS (
-            INSERT INTO accepted AS a (task_id, until_ms, due_at_ms, attempt, shard)
-            SELECT id, until_ms, due_at_ms, attempt, shard FROM moved
+            INSERT INTO accepted AS a (task_id, until_ms, due_at_ms, attempt, shard, delivered_to)
+            SELECT id, until_ms, due_at_ms, attempt, shard, delivered_to FROM moved
             ON CONFLICT (task_id) DO UPDATE SET
                 until_ms = EXCLUDED.until_ms, attempt = EXCLUDED.attempt, due_at_ms = CASE
-                    WHEN a.attempt = EXCLUDED.attempt THEN a.due_at_ms ELSE EXCLUDED.due_at_ms END
+                    WHEN a.attempt = EXCLUDED.attempt THEN a.due_at_ms ELSE EXCLUDED.due_at_ms END,
+                delivered_to = coalesce(EXCLUDED.delivered_to, CASE
+                    WHEN a.attempt = EXCLUDED.attempt THEN a.delivered_to END)
         )""",
 )
+# For an attempt that ended before its accept was written.
+DELIVERED = f"""
+    WITH ended AS MATERIALIZED (
+        SELECT a.place, l.delivered_to FROM {_LEASES}
+        CROSS JOIN LATERAL (
+            SELECT a.ctid AS place FROM attempt a
+            WHERE a.task_id = ANY (ARRAY[l.id]) AND a.attempt = l.attempt AND a.epoch = l.epoch
+            ORDER BY a.task_id, a.attempt FOR NO KEY UPDATE
+        ) a
+    )
+    UPDATE attempt a SET delivered_to = e.delivered_to FROM ended e WHERE a.ctid = e.place
+"""
 ACCEPTED = f"""
     SELECT t.* FROM accepted a CROSS JOIN LATERAL (
         SELECT {_BODILESS} FROM task t
@@ -539,7 +559,6 @@ BY_ID = f"""
     (SELECT {SHOWN}, NULL::text, NULL::uuid FROM task t WHERE id = ANY ($1::uuid[]) ORDER BY id)
     UNION ALL SELECT {FINAL} FROM backlog WHERE id = ANY ($1::uuid[])
 """
-_LOGGED = "task_id, attempt, event, node, epoch, started_at_ms, ended_at_ms, error"
 ATTEMPTS = f"""
     SELECT {_LOGGED} FROM (
         SELECT {_LOGGED}, sum(coalesce(octet_length(error), 0)) OVER (ORDER BY attempt)

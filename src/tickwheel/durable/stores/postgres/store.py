@@ -52,6 +52,7 @@ from tickwheel.durable.stores.postgres.transaction import within, within_now
 from tickwheel.durable.stores.rows import (
     attempt_of,
     last_leases,
+    late_deliveries,
     may_contain,
     merge_pages,
     prune_batch,
@@ -390,7 +391,7 @@ class PostgresStore:
         rows = [
             (one.id, one.attempt, one.epoch, str(one.event), str(one.state), one.at_ms,
              one.due_at_ms, one.failures, one.result_body, clean_text(one.error),
-             one.lease_until_ms, number)
+             one.lease_until_ms, one.delivered_to, number)
             for number, one in enumerate(endings)
         ]  # fmt: skip
         won, unknown = await self._write_endings(rows, rounds(one.id for one in endings))
@@ -442,7 +443,10 @@ class PostgresStore:
         if not leases:
             return []
         rows = await self.fetch(sql.ACCEPT, *zip(*sorted(last_leases(leases)), strict=True))
-        return await self._still([AttemptKey(*one[:3]) for one in leases], rows)
+        answers = await self._still([AttemptKey(*one[:3]) for one in leases], rows)
+        if late := late_deliveries(leases, answers):
+            await self.fetch(sql.DELIVERED, *zip(*sorted(late), strict=True))
+        return answers
 
     async def _still(
         self, attempts: Sequence[AttemptKey], changed: Sequence[Sequence[Any]]

@@ -195,6 +195,11 @@ MIGRATIONS: list[list[str]] = [
         "ALTER TABLE backlog ADD COLUMN tags TEXT",
     ],
     [],  # a mark: tasks with keys were moved to the shards of their keys
+    [
+        # Where the message of an attempt is, as JSON. A task has it while it is accepted.
+        "ALTER TABLE task ADD COLUMN delivered_to TEXT",
+        "ALTER TABLE attempt ADD COLUMN delivered_to TEXT",
+    ],
 ]
 KEYS_MOVED = 6  # the version with that mark
 KEYED = """

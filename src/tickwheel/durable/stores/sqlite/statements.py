@@ -20,10 +20,11 @@ PRAGMAS = [
 LIVE = column_list(columns.LIVE)
 _KEPT = column_list(columns.KEPT)  # by a final task
 FINAL = columns.final_columns()
-_LOGGED = "task_id, attempt, event, node, epoch, started_at_ms, ended_at_ms, error"
+_LOGGED = "task_id, attempt, event, node, epoch, started_at_ms, ended_at_ms, error, delivered_to"
 # An accept sets lease and due time of a task to the same moment; no other task has them equal.
 _ACCEPTED = "t.lease_until_ms = t.due_at_ms"
 _DUE_AT = f"iif({_ACCEPTED}, coalesce(t.accepted_due_at_ms, t.due_at_ms), t.due_at_ms)"
+_DELIVERED_TO = f"iif({_ACCEPTED}, t.delivered_to, NULL)"
 SHOWN = column_list(columns.LIVE, "t", due_at_ms=_DUE_AT)
 COLUMNS = {"task": SHOWN, "backlog": FINAL}
 IDS = "id IN (SELECT value FROM json_each(:ids))"
@@ -37,7 +38,7 @@ SCRATCH = [
     CREATE TEMP TABLE ending (
         number INTEGER PRIMARY KEY, id TEXT, attempt INTEGER, epoch INTEGER, event TEXT, state TEXT,
         at_ms INTEGER, due_at_ms INTEGER, failures INTEGER, result TEXT, error TEXT,
-        lease_until_ms INTEGER
+        lease_until_ms INTEGER, delivered_to TEXT
     )
     """,
     f"CREATE TEMP TABLE submission (place INTEGER PRIMARY KEY, on_conflict, {GIVEN})",
@@ -116,8 +117,8 @@ LATER = f"""
 ENDING = """
     INSERT INTO temp.ending
         (number, id, attempt, epoch, event, state, at_ms, due_at_ms, failures, result, error,
-        lease_until_ms)
-    VALUES (?,?,?,?,?,?,?,?,?,?,?,?)
+        lease_until_ms, delivered_to)
+    VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)
 """
 KEEP_WINNERS = """
     DELETE FROM temp.ending AS e
@@ -142,7 +143,8 @@ _ENDED = column_list(
 RECORD = [
     f"""
     INSERT INTO attempt ({_LOGGED})
-    SELECT t.id, t.attempt, e.event, t.node, t.epoch, t.started_at_ms, e.at_ms, e.error
+    SELECT t.id, t.attempt, e.event, t.node, t.epoch, t.started_at_ms, e.at_ms, e.error,
+        coalesce(e.delivered_to, {_DELIVERED_TO})
     FROM temp.ending e CROSS JOIN task t ON t.id = e.id
     """,
     f"""
@@ -153,7 +155,8 @@ RECORD = [
     "DELETE FROM task WHERE id IN (SELECT id FROM temp.ending WHERE state <> 'delay')",
     """
     UPDATE task SET state = 'delay', due_at_ms = e.due_at_ms, failures = e.failures,
-        error = e.error, updated_at_ms = e.at_ms, lease_until_ms = NULL, accepted_due_at_ms = NULL
+        error = e.error, updated_at_ms = e.at_ms, lease_until_ms = NULL, accepted_due_at_ms = NULL,
+        delivered_to = NULL
     FROM temp.ending e WHERE task.id = e.id AND e.state = 'delay'
     """,
 ]
@@ -183,11 +186,19 @@ RENEW = f"""
 """
 ACCEPT = f"""
     UPDATE task AS t SET lease_until_ms = l.value ->> 3, due_at_ms = l.value ->> 3,
-        accepted_due_at_ms = {_DUE_AT}, updated_at_ms = :now
+        accepted_due_at_ms = {_DUE_AT}, updated_at_ms = :now,
+        delivered_to = coalesce(l.value ->> 4, {_DELIVERED_TO})
     FROM json_each(:leases) l
     WHERE t.id = l.value ->> 0 AND t.state = 'running'
         AND t.attempt = l.value ->> 1 AND t.epoch = l.value ->> 2
     RETURNING id, attempt, epoch
+"""
+# For an attempt that ended before its accept was written.
+DELIVERED = """
+    UPDATE attempt SET delivered_to = l.value ->> 4
+    FROM json_each(?) l
+    WHERE task_id = l.value ->> 0 AND attempt.attempt = l.value ->> 1
+        AND attempt.epoch = l.value ->> 2
 """
 # By lease: the plus keeps the planner from using the shards, which all belong to one node.
 _BODILESS = column_list(columns.LIVE, payload="x'' AS payload")

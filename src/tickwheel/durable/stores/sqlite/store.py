@@ -25,10 +25,12 @@ from tickwheel.durable.store import (
     error_bytes,
 )
 from tickwheel.durable.stores.rows import (
+    LOGGED_ERROR,
     PageFill,
     attempt_of,
     count_fitting,
     last_leases,
+    late_deliveries,
     may_contain,
     merge_pages,
     prune_batch,
@@ -273,7 +275,7 @@ class SqliteStore:
         """End attempts, and return who won; as many in one transaction as fit."""
         rows = [
             (number, one.id, one.attempt, one.epoch, one.event, one.state, one.at_ms, one.due_at_ms,
-             one.failures, one.result_body, one.error, one.lease_until_ms)
+             one.failures, one.result_body, one.error, one.lease_until_ms, one.delivered_to)
             for number, one in enumerate(endings)
         ]  # fmt: skip
 
@@ -319,7 +321,10 @@ class SqliteStore:
 
         def work(connection: Connection) -> list[bool]:
             values = {"leases": json.dumps(last_leases(leases)), "now": self._now()}
-            return still_running(leases, connection.run(sql.ACCEPT, values))
+            answers = still_running(leases, connection.run(sql.ACCEPT, values))
+            if late := late_deliveries(leases, answers):
+                connection.run(sql.DELIVERED, (json.dumps(late),))
+            return answers
 
         return await self._write(Rank.OUTCOME, work)
 
@@ -499,7 +504,7 @@ class SqliteStore:
 
         def work(connection: Connection) -> list[Attempt]:
             values = {"id": task_id, "after": after, "limit": limit}
-            page = PageFill(PAGE_BYTES, lambda row: error_bytes(row[-1]))
+            page = PageFill(PAGE_BYTES, lambda row: error_bytes(row[LOGGED_ERROR]))
             return [attempt_of(row) for row in connection.run_until(page, sql.ATTEMPTS, values)]
 
         return await self._read(work)
