@@ -196,7 +196,8 @@ MIGRATIONS: list[list[str]] = [
     ],
     [],  # a mark: tasks with keys were moved to the shards of their keys
     [
-        # Where the message of an attempt is, as JSON. A task has it while it is accepted.
+        # Where the message of an attempt is, as JSON. Of a task, it counts while lease
+        # and due time are equal.
         "ALTER TABLE task ADD COLUMN delivered_to TEXT",
         "ALTER TABLE attempt ADD COLUMN delivered_to TEXT",
     ],

@@ -24,6 +24,7 @@ _LOGGED = "task_id, attempt, event, node, epoch, started_at_ms, ended_at_ms, err
 # An accept sets lease and due time of a task to the same moment; no other task has them equal.
 _ACCEPTED = "t.lease_until_ms = t.due_at_ms"
 _DUE_AT = f"iif({_ACCEPTED}, coalesce(t.accepted_due_at_ms, t.due_at_ms), t.due_at_ms)"
+# Until the next accept, a task that was retried has the text of the attempt before.
 _DELIVERED_TO = f"iif({_ACCEPTED}, t.delivered_to, NULL)"
 SHOWN = column_list(columns.LIVE, "t", due_at_ms=_DUE_AT)
 COLUMNS = {"task": SHOWN, "backlog": FINAL}
@@ -155,8 +156,7 @@ RECORD = [
     "DELETE FROM task WHERE id IN (SELECT id FROM temp.ending WHERE state <> 'delay')",
     """
     UPDATE task SET state = 'delay', due_at_ms = e.due_at_ms, failures = e.failures,
-        error = e.error, updated_at_ms = e.at_ms, lease_until_ms = NULL, accepted_due_at_ms = NULL,
-        delivered_to = NULL
+        error = e.error, updated_at_ms = e.at_ms, lease_until_ms = NULL, accepted_due_at_ms = NULL
     FROM temp.ending e WHERE task.id = e.id AND e.state = 'delay'
     """,
 ]
