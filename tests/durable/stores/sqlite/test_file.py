@@ -208,8 +208,9 @@ class TestRestored:
         self, path, start, ledger, restore
     ):
         backup, task_id = waiting_in_a_backup(path, start)
-        tags = "ALTER TABLE task DROP COLUMN tags", "ALTER TABLE backlog DROP COLUMN tags"
-        changed(backup, *tags, f"PRAGMA user_version = {VERSION_BEFORE_TAGS}")
+        later = ["task.tags", "backlog.tags", "task.delivered_to", "attempt.delivered_to"]
+        drops = ["ALTER TABLE {} DROP COLUMN {}".format(*one.split(".")) for one in later]
+        changed(backup, *drops, f"PRAGMA user_version = {VERSION_BEFORE_TAGS}")
         worker = start()
         restore(backup, path)
         ledger.wait(lambda: ledger.done[task_id], "the task of the backup has run")
