@@ -4,7 +4,7 @@ import socket
 import struct
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, SETTINGS, GOAWAY = 0, 1, 4, 7
+DATA, HEADERS, SETTINGS, PING, GOAWAY = 0, 1, 4, 6, 7
 END_HEADERS, END_STREAM, ACK = 4, 1, 1
 INITIAL_WINDOW = 4  # a setting
 

@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tickwheel.v1 import tasks_pb2 as pb
 from tickwheel.v1 import tasks_pb2_grpc
 from web.authority import Authority
+from web.grpc.frames import PING, Peer, frame
 from web.serving import PATIENCE, Served, create_token, ended, wait_until
 
 Code = grpc.StatusCode
@@ -198,3 +199,28 @@ def test_a_stop_answers_pending_requests_and_ends_watches(serve_grpc, connect):
         next(watch)
     assert caught.value.code() is Code.UNAVAILABLE
     assert server.wait() == 0
+
+
+def flood_with_pings(peer):
+    """Send pings without reading, then read; return whether the server left the connection open."""
+    peer.socket.settimeout(1)
+    try:
+        with contextlib.suppress(TimeoutError):  # the server reads no more
+            for _ in range(1_000):
+                peer.socket.sendall(frame(PING, 0, 0, b"12345678") * 1_000)
+        while peer.socket.recv(1_000_000):
+            pass
+    except TimeoutError:
+        return True
+    except ConnectionError:
+        pass
+    return False
+
+
+def test_a_stop_waits_for_no_connection_that_grpc_leaves_open(serve_grpc):
+    server = serve_grpc("--grace", "1")
+    with contextlib.ExitStack() as stack:
+        peers = (stack.enter_context(contextlib.closing(Peer(server.grpc))) for _ in range(20))
+        any(flood_with_pings(peer) for peer in peers)  # whether it is closed is a race
+        server.signal()
+        assert server.wait(2 * PATIENCE) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ IDLE_MS = 120_000  # a connection without requests is closed; clients open anoth
 AGE_MS, AGE_GRACE_MS = 3_600_000, 60_000  # ends calls whose callers do not read the answer
 KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 60_000, 20_000
 MIN_PING_MS = 10_000  # between two pings of a client
+CLOSE_SECONDS = 1.0  # after the grace time of a stop, for the connections to close
 IDENTITY_ONLY = 1  # a compressed message may be a thousand times as large
 
 
@@ -88,9 +90,17 @@ class GrpcServer:
             self._credentials.reload()
 
     async def stop(self, grace: float) -> None:
-        """Accept nothing more, end the watches, and answer pending requests within `grace`."""
+        """Accept nothing more, end the watches, and answer pending requests within `grace`.
+
+        gRPC does not close a connection during a write that the peer does not read, nor one that
+        it stopped reading because of too many unsent answers to pings: they end with the process.
+        """
         self._requests.end_watches()
-        await self._server.stop(grace)
+        try:
+            async with asyncio.timeout(grace + CLOSE_SECONDS):
+                await self._server.stop(grace)
+        except TimeoutError:
+            grpc.aio.init_grpc_aio()  # keeps its thread: to end it means to wait for them
 
 
 class Credentials:
