@@ -32,6 +32,7 @@ NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
         (["list", "--state", "ready", "--service", "s", "--key", "k", "--due-before", AT],
          ("list", (), {"state": "ready", "service": "s", "key": "k", "due_before": NOON,
                        "limit": 100})),
+        (["list", "--due-after", AT], ("list", (), {"due_after": NOON, "limit": 100})),
         (["cancel", ID], ("cancel", (ID,), {})),
         (["cancel", "--key", "k"], ("cancel_where", (), {"key": "k"})),
         (["cancel", "--service", "s", "--due-before", AT, "-y"],

@@ -133,6 +133,14 @@ def test_lists_have_pages_and_can_be_iterated(client):
     assert [task.id for task in everything] == ids[::-1]
 
 
+def test_a_list_may_have_a_range_of_due_times(client):
+    tasks = [client.submit("double", delay=3600 * hours, tags=["range"]) for hours in (1, 2, 3)]
+    due = [task.due_at for task in tasks]
+    page = client.list(tag="range", state="delay", due_after=due[1], due_before=due[2])
+    assert [task.id for task in page.items] == [tasks[1].id]
+    assert client.cancel_where(tag="range") == 3
+
+
 def test_feedback_ends_an_accepted_task(client, callee):
     task = client.submit("accept", 1)
     delivery = until(lambda: callee.accepted.get(task.id))

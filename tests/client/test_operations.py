@@ -87,6 +87,12 @@ def test_every_operation_sends_the_right_request(client, server):
             None,
         ),
         (
+            lambda: client.list(due_after=NOON),
+            "GET",
+            "/v1/tasks?due_after=2026-11-15T12%3A00%3A00.000Z&limit=100",
+            None,
+        ),
+        (
             lambda: client.backlog(state=State.FAILED, cursor="x"),
             "GET",
             "/v1/backlog?state=failed&cursor=x&limit=100",

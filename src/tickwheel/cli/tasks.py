@@ -160,6 +160,7 @@ def print_attempts(log: Sequence[Attempt], out: Output) -> None:
     ),
 )
 @filter_options(STATES)
+@click.option("--due-after", type=MOMENT, help="Only tasks due at this time or later.")
 @due_before
 @page_options
 @with_output

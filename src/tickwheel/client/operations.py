@@ -165,12 +165,14 @@ def tasks(
     service: str | None = None,
     key: str | None = None,
     due_before: datetime | None = None,
+    due_after: datetime | None = None,
     tag: str | Sequence[str] | None = None,
     cursor: str | None = None,
     limit: int = 100,
 ) -> Call[Page[Task]]:
     """Return tasks, newest first; `next_cursor` of a page is the `cursor` of the next.
 
+    `due_after` includes that time, `due_before` does not.
     `tag`: one tag, or several, of which a task must have all.
     """
     query = {
@@ -178,6 +180,7 @@ def tasks(
         "service": service,
         "key": key,
         "due_before": format_time_or_none("due_before", due_before),
+        "due_after": format_time_or_none("due_after", due_after),
         "tag": list_of_tags(tag),
         "cursor": cursor,
         "limit": bounded("limit", limit, 1, 1_000),

@@ -192,7 +192,7 @@ class GetResponse(_message.Message):
     def __init__(self, task: _Optional[_Union[Task, _Mapping]] = ...) -> None: ...
 
 class ListRequest(_message.Message):
-    __slots__ = ("state", "service", "key", "due_before", "tags", "cursor", "limit")
+    __slots__ = ("state", "service", "key", "due_before", "tags", "cursor", "limit", "due_after")
     STATE_FIELD_NUMBER: _ClassVar[int]
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
@@ -200,6 +200,7 @@ class ListRequest(_message.Message):
     TAGS_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    DUE_AFTER_FIELD_NUMBER: _ClassVar[int]
     state: State
     service: str
     key: str
@@ -207,7 +208,8 @@ class ListRequest(_message.Message):
     tags: _containers.RepeatedScalarFieldContainer[str]
     cursor: str
     limit: int
-    def __init__(self, state: _Optional[_Union[State, str]] = ..., service: _Optional[str] = ..., key: _Optional[str] = ..., due_before: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., tags: _Optional[_Iterable[str]] = ..., cursor: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+    due_after: _timestamp_pb2.Timestamp
+    def __init__(self, state: _Optional[_Union[State, str]] = ..., service: _Optional[str] = ..., key: _Optional[str] = ..., due_before: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., tags: _Optional[_Iterable[str]] = ..., cursor: _Optional[str] = ..., limit: _Optional[int] = ..., due_after: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class ListResponse(_message.Message):
     __slots__ = ("tasks", "next_cursor")

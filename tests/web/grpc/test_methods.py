@@ -191,6 +191,16 @@ class TestStoredTasks:
         error = await refused(stage.stub.List(pb.ListRequest(limit=5_000)))
         assert "limit must be 1 to 1000" in error.message
 
+    async def test_tasks_are_listed_by_their_due_time(self, stage):
+        tasks = [await submitted(stage, delay=n * HOUR) for n in (1, 2, 3)]
+        second, third = (task.due_at for task in tasks[1:])
+        for which, found in (
+            ({"due_before": third}, tasks[1::-1]),
+            ({"due_after": second}, tasks[:0:-1]),
+            ({"due_after": second, "due_before": third}, tasks[1:2]),
+        ):
+            assert [*(await stage.stub.List(pb.ListRequest(**which))).tasks] == found
+
     async def test_a_task_is_moved_and_cancelled(self, stage):
         task = await submitted(stage)
         answer = await stage.stub.Reschedule(pb.RescheduleRequest(id=task.id, delay=2 * HOUR))

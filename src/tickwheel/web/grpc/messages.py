@@ -122,7 +122,7 @@ def choice(names: dict[int, str], number: int, what: str, default: str | None = 
 
 def list_values(request: pb.ListRequest) -> dict[str, Any]:
     """Return the fields of a query for tasks."""
-    values = {**given(request, "service", "key"), **times(request, "due_before")}
+    values = {**given(request, "service", "key"), **times(request, "due_before", "due_after")}
     if request.state:
         values["state"] = choice(STATE_NAMES, request.state, "state")
     if request.tags:
