@@ -2,13 +2,16 @@
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from tickwheel.durable import Scheduler
-from tickwheel.durable.implementations import channels_for, coordinator_for, store_at
+from tickwheel.durable.implementations import BROKERS, channels_for, coordinator_for, store_at
 from tickwheel.values.service import Service
 
+ROOT = Path(__file__).parents[2]
 HTTP = "tickwheel.durable.channels.http.channel"
 URL = "https://example.org/hook"
 
@@ -49,6 +52,12 @@ def test_every_protocol_has_a_channel():
     assert channels().keys() == {
         "local", "http", "rabbitmq", "redis", "celery", "kafka", "nats", "grpc",
     }  # fmt: skip
+
+
+def test_the_extra_of_each_channel_has_the_package_that_all_of_them_import():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    for extra in ("grpc", *BROKERS):
+        assert "tickwheel[client]" in project["optional-dependencies"][extra], extra
 
 
 @pytest.mark.parametrize("package", ["grpc", "google.protobuf.message", "google.rpc.status_pb2"])
