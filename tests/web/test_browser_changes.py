@@ -206,5 +206,5 @@ def without_cookies(route):
     """Answer as the server does, without the cookie: the browser refuses to keep it."""
     answer = route.fetch()
     headers = {name: value for name, value in answer.headers.items() if name != "set-cookie"}
+    route.request.frame.page.context.clear_cookies()  # `fetch` kept it
     route.fulfill(response=answer, headers=headers)
-    route.request.frame.page.context.clear_cookies()
