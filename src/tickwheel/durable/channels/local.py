@@ -36,6 +36,7 @@ T = TypeVar("T")
 _current: contextvars.ContextVar[Task] = contextvars.ContextVar("tickwheel_task")
 
 MAX_RESULT_BYTES = 1 << 20
+NO_HOOKS = contextlib.nullcontext()
 
 
 def current_task() -> Task:
@@ -179,9 +180,14 @@ def call_function(function: TaskFunction[..., Any], task: Task) -> Answer:
         return answer_to_exception(error)
 
 
+def around(hooks: Sequence[Hook], task: Task) -> contextlib.AbstractContextManager[None]:
+    """Enter the hooks of an attempt, if it has any."""
+    return enter_hooks(hooks, task) if hooks else NO_HOOKS
+
+
 @contextlib.contextmanager
-def around(hooks: Sequence[Hook], task: Task) -> Iterator[None]:
-    """Enter the hooks of an attempt; an exception passes all of them, and none can suppress it."""
+def enter_hooks(hooks: Sequence[Hook], task: Task) -> Iterator[None]:
+    """Enter the hooks; an exception passes all of them, and none can suppress it."""
     failed: BaseException | None = None
     with contextlib.ExitStack() as stack:
         for hook in hooks:
