@@ -10,6 +10,7 @@ ratios do not. A figure that is worse by more than its noise is red.
 
 - The full form takes the outputs into docs/benchmarks and writes the page. If a figure is red, or
   was not measured, it changes no file and fails; --accept takes the outputs nevertheless.
+- A goal that is no longer reached is printed, too. Some depend on the machine, so it does not fail.
 - The short form prints the comparison and changes nothing. It fails only if a benchmark fails.
 - --page only writes the page again, from docs/benchmarks.
 """
@@ -126,8 +127,9 @@ def main(words: list[str] | None = None) -> int:
         shutil.rmtree(directory, ignore_errors=True)
     failed = [name for name in given.only if not run(name, directory, is_quick=given.quick)]
     measured = read(directory, given.only)
-    found = compare(read(DOCS, given.only), measured)
-    print(show(found))
+    committed = read(DOCS, given.only)
+    found = compare(committed, measured)
+    print("\n".join([show(found), *lost_goals(committed, measured)]))
     print(f"\nred: {count(found, 'RED')}, not measured: {count(found, 'not measured')}")
     if failed:
         print(f"failed: {', '.join(failed)}; see *.log in {directory}", file=sys.stderr)
@@ -236,6 +238,21 @@ def show(found: list[Comparison]) -> str:
     if sys.stdout.isatty():
         lines = [f"\x1b[31m{line}\x1b[0m" if line.endswith("RED |") else line for line in lines]
     return "\n".join(lines)
+
+
+def lost_goals(committed: Records, measured: Records) -> list[str]:
+    """Return a line for each goal that the committed run reached and this one does not."""
+    return [
+        f"goal no longer reached: {name}: {goal['text']}: {goal['figures']}"
+        for name, record in measured.items()
+        for goal in record.get("goals", [])
+        if goal["reached"] is False and goal["text"] in reached(committed.get(name, {}))
+    ]
+
+
+def reached(record: Record) -> set[str]:
+    """Return the goals that a run reached."""
+    return {goal["text"] for goal in record.get("goals", []) if goal["reached"]}
 
 
 def count(found: list[Comparison], verdict: str) -> int:

@@ -110,6 +110,17 @@ def test_a_figure_that_was_not_measured_fails(run, change, capsys):
     assert "not measured |" in capsys.readouterr().out
 
 
+def test_a_goal_that_is_no_longer_reached_is_printed(report):
+    def run_with(reached):
+        return {"service": {"goals": [{"text": "none lost", "reached": reached, "figures": "1"}]}}
+
+    assert report.lost_goals(run_with(True), run_with(False)) == [
+        "goal no longer reached: service: none lost: 1"
+    ]
+    assert report.lost_goals(run_with(False), run_with(False)) == []
+    assert report.lost_goals(run_with(True), run_with(True)) == []
+
+
 def test_a_lower_rate_and_a_higher_cost_are_both_worse(report):
     record = {"ours": [100.0], "theirs": [50.0]}
     figures = [report.Figure("", unit, ("ours",), "", ("theirs",)) for unit in ("tasks/s", "ns")]
