@@ -11,8 +11,8 @@ that is worse by more than its noise is red.
 - The full form takes the outputs into docs/benchmarks and writes the page. If a figure is red, or
   was not measured, it changes no file and fails; --accept takes the outputs nevertheless.
 - A goal that is no longer reached is printed, too. Some depend on the machine, so it does not fail.
-- The short form prints the comparison of the figures it has, and changes nothing. It fails only if
-  a benchmark fails.
+- The short form prints the comparison of the figures it has, and changes nothing. It measures
+  smaller amounts, some of which change a ratio, so it fails only if a benchmark fails.
 - --page only writes the page again, from docs/benchmarks.
 """
 
@@ -52,11 +52,12 @@ Records = dict[str, Record]
 TITLE = f"""\
 # Performance
 
-`make report` runs all benchmarks and writes this page; `make report QUICK=1` is the short form,
-which writes nothing. Each figure below was measured next to a peer or a floor in the same run.
-*Ratio* compares the two: above 1, tickwheel is better (faster, earlier or smaller); below 1, the
-other is. Absolute figures differ by a factor of two between machines and ratios differ less, so
-compare ratios.
+`make report` runs all benchmarks and writes this page. `make report QUICK=1` is the short form,
+which writes nothing: it measures smaller amounts, some of which change a ratio.
+
+Each figure was measured next to a peer or a floor in the same run. *Ratio* compares the two: above
+1, tickwheel is better (faster, earlier or smaller); below 1, the other is. Absolute figures differ
+by a factor of two between machines and ratios differ less, so compare ratios.
 
 Figures are medians of their repetitions. The spread of a figure is the range of its repetitions
 relative to the median, at least {MIN_SPREAD:.0%}; it is taken as {ONE_SPREAD:.0%} if there is one
@@ -136,6 +137,7 @@ def main(words: list[str] | None = None) -> int:
         print(f"failed: {', '.join(failed)}; see *.log in {directory}", file=sys.stderr)
         return 1
     if given.quick:
+        print("the short form measures smaller amounts: a red figure is a hint")
         return 0
     if not given.accept and (count(found, "RED") or count(found, "not measured")):
         print("docs/ is unchanged; --accept takes these figures nevertheless", file=sys.stderr)
