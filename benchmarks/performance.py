@@ -59,17 +59,20 @@ Each figure was measured next to a peer or a floor in the same run. *Ratio* comp
 1, tickwheel is better (faster, earlier or smaller); below 1, the other is. Absolute figures differ
 by a factor of two between machines and ratios differ less, so compare ratios.
 
-Figures are medians of their repetitions. The spread of a figure is the range of its repetitions
-relative to the median, at least {MIN_SPREAD:.0%}; it is taken as {ONE_SPREAD:.0%} if there is one
-repetition. The *spread* of a ratio adds the squares of both. The noise of a comparison with the
-committed figures adds the squares of the spreads of both ratios. `make report` fails if a ratio is
-worse than the committed one by more than that noise.
+Figures are medians of their repetitions; those of channels are the best of three rounds, stored as
+one. The spread of a figure is the range of its repetitions relative to the median, at least
+{MIN_SPREAD:.0%}; it is taken as {ONE_SPREAD:.0%} if there is one repetition. The *spread* of a
+ratio adds the squares of both. The noise of a comparison with the committed figures adds the
+squares of the spreads of both ratios. `make report` fails if a ratio is worse than the committed
+one by more than that noise.
 
 """
 
 DETAILS = """\
-The following sections have all figures of each benchmark, its goals and its method. These programs
-in `benchmarks` are not part of the report:
+## Not part of the report
+
+The sections after this one have all figures of each benchmark, its goals and its method. These
+programs in `benchmarks` are not part of the report:
 
 - `dashboard.py` measures response times of pages, which have no peer, and starts a browser.
 - `celery_eta.py` counts lost and repeated tasks while it waits for the timeouts of brokers. Its
