@@ -60,48 +60,54 @@ check: $(READY) ## Run ruff and mypy
 	$(BIN)/mypy
 	$(BIN)/mypy --config-file tests/mypy.ini tests benchmarks
 
-.PHONY: bench
-bench: bench-wheel bench-timer bench-purgatory bench-idle bench-durable bench-service bench-channels bench-scale bench-cluster ## Run all benchmarks
+# QUICK=1: the short form. OUTPUT=directory: complete what is there. ACCEPT=1: take red figures over.
+.PHONY: report
+report: $(READY) ## Run all benchmarks, compare with the committed figures, write docs/performance.md
+	@tools/debian-packages $(PACKAGES) beanstalkd
+	@tools/kafka
+	$(BIN)/python benchmarks/performance.py $(if $(QUICK),--quick) $(if $(ACCEPT),--accept) \
+	    $(if $(ONLY),--only $(ONLY)) $(if $(OUTPUT),--output $(OUTPUT))
+	$(BIN)/python tools/readme-figures
 
 .PHONY: bench-wheel
-bench-wheel: $(READY) ## Compare the wheels with other timers; writes docs/benchmarks
+bench-wheel: $(READY) ## Compare the wheels with other timers
 	$(BIN)/python benchmarks/wheel.py
 
 .PHONY: bench-timer
-bench-timer: $(READY) ## Compare the timers with others; writes docs/benchmarks
+bench-timer: $(READY) ## Compare the timers with others
 	$(BIN)/python benchmarks/timer.py
 
 .PHONY: bench-purgatory
-bench-purgatory: $(READY) ## Compare the purgatory with an older design; writes docs/benchmarks
+bench-purgatory: $(READY) ## Compare the purgatory with an older design
 	$(BIN)/python benchmarks/purgatory.py
 
 .PHONY: bench-idle
-bench-idle: $(READY) ## Compare the idle tracker with other ways; writes docs/benchmarks
+bench-idle: $(READY) ## Compare the idle tracker with other ways
 	$(BIN)/python benchmarks/idle.py
 
 .PHONY: bench-durable
-bench-durable: $(READY) ## Compare durable tasks with other libraries; writes docs/benchmarks
+bench-durable: $(READY) ## Compare durable tasks with other libraries
 	@tools/debian-packages $(PACKAGES)
 	$(BIN)/python benchmarks/durable.py
 
 .PHONY: bench-service
-bench-service: $(READY) ## Compare the service over HTTP with others; writes docs/benchmarks
+bench-service: $(READY) ## Compare the service over HTTP with others
 	@tools/debian-packages $(PACKAGES) beanstalkd
 	$(BIN)/python benchmarks/service.py
 
 .PHONY: bench-channels
-bench-channels: $(READY) ## Compare the channels of brokers with bare publishers; writes docs/benchmarks
+bench-channels: $(READY) ## Compare the channels of brokers with bare publishers
 	@tools/debian-packages $(PACKAGES)
 	@tools/kafka
 	$(BIN)/python benchmarks/channels.py
 
 .PHONY: bench-scale
-bench-scale: $(READY) ## Simulate a cluster of 1,000 nodes and 10^9 tasks; writes docs/benchmarks
+bench-scale: $(READY) ## Simulate a cluster of 1,000 nodes and 10^9 tasks
 	@tools/debian-packages $(PACKAGES)
 	$(BIN)/python benchmarks/scale.py
 
 .PHONY: bench-cluster
-bench-cluster: $(READY) ## Measure one to four nodes on one PostgreSQL; prints a table
+bench-cluster: $(READY) ## Measure one to four nodes on one PostgreSQL
 	@tools/debian-packages $(PACKAGES)
 	$(BIN)/python benchmarks/cluster.py
 

@@ -1,6 +1,6 @@
 """Measure how fast due tasks reach message brokers, and what a stuck broker does to others.
 
-    python benchmarks/channels.py [--brokers rabbitmq,redis,kafka,nats] [--count 10000] [--rounds 3]
+    python benchmarks/channels.py [--quick] [--brokers rabbitmq,redis,kafka,nats]
 
 - burst: tasks due at one instant, from that instant until the last confirm is stored. Beside it,
   in the same run and process: a bare publisher of the same library, and the burst of a local
@@ -9,7 +9,7 @@
 - stuck: the broker stands still (SIGSTOP) with a burst due; the lateness of a local function before
   and during that, and how much memory the process takes in addition.
 
-It writes docs/benchmarks/channels.md and channels.json, with the defaults only.
+With --output it also writes the figures and the page.
 """
 
 from __future__ import annotations
@@ -18,31 +18,55 @@ import argparse
 import asyncio
 import json
 import logging
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+import machine
 from channel_contestants import CONTESTANTS, Contestant
 from durable_case import burst_rate, moment, quantiles, rss_mib, until
 from durable_stage import FOLDER
-from machine import describe
-from output import DOCS, add_names_option, show_progress
+from goals import Goal
+from output import add_names_option, save, show_progress
+from page import describe_run
+from report import goal_table
 from tickwheel.durable import Scheduler
 from tickwheel.values.task import Event
 
-COUNT, ROUNDS = 10_000, 3
 CONCURRENCY = 2_000
-TRICKLE = 1_000  # tasks of a lateness measurement, in
-TRICKLE_SECONDS = 5.0
 STUCK_TASKS = 5_000
-LEAD_SECONDS = 3.0
 GOAL = 0.5
+PACKAGES = ("aiormq", "redis", "aiokafka", "nats-py", "celery")
 
 Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The amount to measure."""
+
+    count: int
+    rounds: int
+    trickle: int
+    """The tasks of a lateness measurement."""
+
+    trickle_seconds: float
+    lead: float
+    """Seconds between the first submit and the first due time, more for a burst."""
+
+    def dues(self) -> list[float]:
+        """Return due times one after another, after the lead."""
+        first, step = time.time() + self.lead, self.trickle_seconds / self.trickle
+        return [moment(first + number * step) for number in range(self.trickle)]
+
+
+WHOLE = Plan(10_000, 3, 1_000, 5.0, 3.0)
+QUICK = Plan(2_000, 1, 200, 1.0, 1.0)
 
 
 def fresh_store() -> str:
@@ -73,12 +97,13 @@ async def submit_at(app: Scheduler, broker: Contestant, dues: list[float]) -> li
     return [task.id for task in await app.submit_many(requests) if not isinstance(task, Exception)]
 
 
-async def burst(broker: Contestant, count: int) -> float:
+async def burst(broker: Contestant, plan: Plan) -> float:
     """Return messages per second from the due instant until all outcomes are stored."""
+    count = plan.count
     await broker.prepare()
     async with Scheduler(fresh_store(), allow_private_targets=True) as app:
         await with_service(app, broker)
-        due = moment(time.time() + LEAD_SECONDS + count / 5_000)
+        due = moment(time.time() + plan.lead + count / 5_000)
         await submit_at(app, broker, [due] * count)
         await until(lambda: ended(app) >= count, due + 60)
         elapsed = time.time() - due
@@ -93,15 +118,14 @@ async def bare(broker: Contestant, count: int) -> float:
     return count / (time.perf_counter() - began)
 
 
-async def lateness(broker: Contestant) -> Figures:
+async def lateness(broker: Contestant, plan: Plan) -> Figures:
     """Return how long after the due time the confirm of a message comes."""
     await broker.prepare()
     async with Scheduler(fresh_store(), allow_private_targets=True) as app:
         await with_service(app, broker)
-        first = time.time() + LEAD_SECONDS
-        step = TRICKLE_SECONDS / TRICKLE
-        ids = await submit_at(app, broker, [moment(first + n * step) for n in range(TRICKLE)])
-        await until(lambda: ended(app) >= TRICKLE, first + 60)
+        dues = plan.dues()
+        ids = await submit_at(app, broker, dues)
+        await until(lambda: ended(app) >= plan.trickle, dues[0] + 60)
         late: list[float] = []
         for start in range(0, len(ids), 500):
             for task in await app._running_node().store.get(ids[start : start + 500]):
@@ -110,7 +134,7 @@ async def lateness(broker: Contestant) -> Figures:
     return quantiles(late)
 
 
-async def stuck(broker: Contestant) -> Figures:
+async def stuck(broker: Contestant, plan: Plan) -> Figures:
     """Return the lateness of a local function before and while a broker stands still."""
     await broker.prepare()
     late: list[float] = []
@@ -122,11 +146,10 @@ async def stuck(broker: Contestant) -> Figures:
 
     async def trickle() -> Figures:
         late.clear()
-        first = time.time() + LEAD_SECONDS
-        dues = [moment(first + n * TRICKLE_SECONDS / TRICKLE) for n in range(TRICKLE)]
+        dues = plan.dues()
         requests = [note.request(due, at=datetime.fromtimestamp(due, UTC)) for due in dues]
         await app.submit_many(requests)
-        await until(lambda: len(late) >= TRICKLE, first + 60)
+        await until(lambda: len(late) >= plan.trickle, dues[0] + 60)
         return quantiles(late)
 
     async with app:
@@ -144,7 +167,7 @@ async def stuck(broker: Contestant) -> Figures:
             grown = rss_mib() - memory
         finally:
             broker.server.resume()
-        await until(lambda: ended(app) > 2 * TRICKLE + STUCK_TASKS, time.time() + 180)
+        await until(lambda: ended(app) > 2 * plan.trickle + STUCK_TASKS, time.time() + 180)
     return {"before": before, "during": during, "in_flight": held, "memory_mib": grown}
 
 
@@ -153,26 +176,37 @@ async def best(rounds: int, measure: Callable[[], Any]) -> float:
     return float(max([await measure() for _ in range(rounds)]))
 
 
-def measure_broker(broker: Contestant, local: float, count: int, rounds: int) -> Figures:
+def measure_broker(broker: Contestant, local: float, plan: Plan) -> Figures:
     """Return all figures of one broker."""
     found: Figures = {"bare": 0.0, "burst": 0.0}
-    for number in range(rounds):
-        show_progress(f"{broker.name}: round {number + 1} of {rounds}")
-        found["bare"] = max(found["bare"], asyncio.run(bare(broker, count)))
-        found["burst"] = max(found["burst"], asyncio.run(burst(broker, count)))
+    for number in range(plan.rounds):
+        show_progress(f"{broker.name}: round {number + 1} of {plan.rounds}")
+        found["bare"] = max(found["bare"], asyncio.run(bare(broker, plan.count)))
+        found["burst"] = max(found["burst"], asyncio.run(burst(broker, plan)))
     found["share"] = found["burst"] / min(found["bare"], local)
     show_progress(f"{broker.name}: lateness")
-    found["lateness"] = asyncio.run(lateness(broker))
+    found["lateness"] = asyncio.run(lateness(broker, plan))
     show_progress(f"{broker.name}: stuck")
-    found["stuck"] = asyncio.run(stuck(broker))
+    found["stuck"] = asyncio.run(stuck(broker, plan))
     return found
+
+
+def goals(brokers: Figures) -> list[Goal]:
+    """Return the goal of each broker."""
+    return [
+        Goal(
+            f"{name}, burst: at least {GOAL:.0%} of the smaller limit",
+            found["share"] >= GOAL,
+            f"{found['share']:.0%}",
+        )
+        for name, found in brokers.items()
+    ]
 
 
 def page(results: Figures) -> str:
     """Return the page of a run."""
-    machine = results["machine"]
     lines = [
-        f"Measured on {machine['processor']} with {machine['cores']} cores, {machine['memory']}.",
+        describe_run(results["machine"], results["versions"]),
         f"A local coroutine function: {results['local']:,.0f} tasks/s.",
         "",
         "| broker | messages/s | bare publisher | of the smaller limit | lateness p50 / p99, ms |",
@@ -200,33 +234,35 @@ def page(results: Figures) -> str:
     return "\n".join([*lines, ""])
 
 
-def main() -> int:
-    """Run the benchmark; return 1 if a goal is missed."""
+def main() -> None:
+    """Measure, print, write."""
     logging.getLogger("tickwheel").setLevel(logging.CRITICAL)
     parser = argparse.ArgumentParser(description="Measure the channels of message brokers.")
+    parser.add_argument("--quick", action="store_true", help="fewer tasks, one round")
     add_names_option(parser, "--brokers", tuple(CONTESTANTS))
-    parser.add_argument("--count", type=int, default=COUNT)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--output", type=Path, help="directory for JSON and page")
     given = parser.parse_args()
+    plan = QUICK if given.quick else WHOLE
     local = asyncio.run(
-        best(given.rounds, lambda: burst_rate(fresh_store(), given.count, is_plain=False))
+        best(plan.rounds, lambda: burst_rate(fresh_store(), plan.count, is_plain=False))
     )
-    results: Figures = {"machine": describe(), "local": local, "brokers": {}}
+    brokers: Figures = {}
     with ExitStack() as stack:
         for name in given.brokers:
             kind = CONTESTANTS[name]
             broker = kind(stack.enter_context(kind.make_server()))
-            found = measure_broker(broker, local, given.count, given.rounds)
-            results["brokers"][kind.name] = found
-    print(page(results))
-    if vars(given) == {**vars(parser.parse_args([]))}:
-        (DOCS / "channels.json").write_text(json.dumps(results, indent=1) + "\n")
-        (DOCS / "channels.md").write_text(page(results))
-    missed = [name for name, found in results["brokers"].items() if found["share"] < GOAL]
-    for name in missed:
-        print(f"{name}: less than {GOAL:.0%} of the smaller limit", file=sys.stderr)
-    return 1 if missed else 0
+            brokers[kind.name] = measure_broker(broker, local, plan)
+    record: Figures = {
+        "machine": machine.describe(),
+        "versions": machine.versions(*PACKAGES),
+        "local": local,
+        "brokers": brokers,
+        "goals": [asdict(goal) for goal in goals(brokers)],
+    }
+    print(f"{page(record)}\n{goal_table(goals(brokers))}")
+    if given.output:
+        save(given.output, "channels", record, page(record))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,71 +1,83 @@
 """Measure one, two, three and four nodes on one PostgreSQL: `make bench-cluster`.
 
-    python benchmarks/cluster.py [--count N] [--nodes 1,2,3,4] [--rounds N]
+    python benchmarks/cluster.py [--quick] [--nodes 1,2,3,4] [--output DIRECTORY]
 
 All tasks of a round are stored first and due at one moment; its rate is tasks / time from that
 moment until all are recorded. Nodes, PostgreSQL and the sink share the machine: their processor
-time says what limits the rate. A table is printed.
+time says what limits the rate. With --output it also writes the figures and the page.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
+import machine
 import servers
-from output import show_progress
+from output import add_names_option, save, show_progress
+from page import describe_run
+from report import cell, table
+from results import Results
 from service_processes import Server, Sink
 
-COUNT = 20_000
+NODES = (1, 2, 3, 4)
+COUNT, QUICK_COUNT = 20_000, 2_000
+ROUNDS = 3
 BATCH = 2_000
 LEAD_SECONDS = 3.0
 END_SECONDS = 120.0
 POLL_SECONDS = 0.02
 SHARDS = 64
+COLUMNS = {"node_us": "nodes, µs", "postgres_us": "PostgreSQL, µs", "sink_us": "sink, µs"}
+"""Processor time of a task, of all processes of a kind together."""
 
-
-class Round(NamedTuple):
-    """One measurement; processor times are in seconds, of all processes of a kind together."""
-
-    nodes: int
-    rate: float
-    node_cpu: float
-    postgres_cpu: float
-    sink_cpu: float
-    seconds: float
+NAME = "tickwheel"
+NOTE = """\
+Tasks are stored first and due at one moment; the rate counts from that moment until all are
+recorded. One to four nodes, PostgreSQL and the callee share one machine, so more nodes can use no
+more cores than the machine has: *cores* says how many were in use. The other columns are processor
+time for each task. Medians of the rounds, in which the numbers of nodes take turns.
+"""
 
 
 def main() -> None:
-    """Measure each number of nodes in turn, several times, and print the table."""
+    """Measure each number of nodes in turn, several times; print, write."""
     parser = argparse.ArgumentParser(description="Measure several nodes on one PostgreSQL.")
-    parser.add_argument("--count", type=int, default=COUNT, help="tasks of a round")
-    parser.add_argument("--nodes", default="1,2,3,4", help="numbers of nodes")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="fewer tasks, one round")
+    add_names_option(parser, "--nodes", tuple(map(str, NODES)))
+    parser.add_argument("--output", type=Path, help="directory for JSON and page")
     given = parser.parse_args()
-    numbers = [int(word) for word in given.nodes.split(",")]
-    found: list[Round] = []
+    count, rounds = (QUICK_COUNT, 1) if given.quick else (COUNT, ROUNDS)
+    results = Results({NAME: NAME}, {})
     with servers.PostgresServer(durable=True) as postgres, Sink() as sink:
-        for turn in range(given.rounds):
-            for number in numbers:
+        for turn in range(rounds):
+            for number in map(int, given.nodes):
                 show_progress(f"round {turn + 1}: {number} nodes")
-                found.append(measure(postgres, sink, number, given.count, f"{turn}_{number}"))
+                figures = measure(postgres, sink, number, count, f"{turn}_{number}")
+                for name, figure in figures.items():
+                    results.add(number, NAME, name, [figure])
     show_progress("")
-    print(table(found, numbers, given.count))
+    print(rate_table(results))
+    if given.output:
+        where, versions = machine.describe(), machine.versions("asyncpg", "uvloop", "uvicorn")
+        text = (
+            f"# Several nodes\n\n{describe_run(where, versions)}\n{NOTE}\n{rate_table(results)}\n"
+        )
+        record = {"machine": where, "versions": versions, "tasks": count, **results.as_json()}
+        save(given.output, "cluster", record, text)
 
 
 def measure(
     postgres: servers.PostgresServer, sink: Sink, number: int, count: int, name: str
-) -> Round:
+) -> dict[str, float]:
     """Start nodes on a fresh database, and measure one burst."""
     postgres.execute(f"CREATE DATABASE cluster_{name}")
     with ExitStack() as stack:
@@ -79,7 +91,8 @@ def measure(
         wait_until(lambda: sum(node.finished() for node in nodes) >= count, "all are recorded")
         seconds = time.time() - due_at
         used = [after - b for after, b in zip(times(nodes, postgres, sink), before, strict=True)]
-    return Round(number, count / seconds, used[0], used[1], used[2], seconds)
+    figures = {name: 1e6 * one / count for name, one in zip(COLUMNS, used, strict=True)}
+    return {"rate": count / seconds, **figures, "cores": sum(used) / seconds}
 
 
 def shares(nodes: list[Server]) -> list[int]:
@@ -132,32 +145,17 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def table(found: list[Round], numbers: list[int], count: int) -> str:
-    """Return the medians as a Markdown table."""
-    rounds = len(found) // len(numbers)
-    lines = [
-        f"{count:,} tasks due at once, medians of {rounds} rounds, {os.cpu_count()} cores",
-        "",
-        "| nodes | calls/s | beside one | CPU per task: nodes | PostgreSQL | sink | cores |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    alone = None
-    for number in numbers:
-        mine = [one for one in found if one.nodes == number]
-        rate = statistics.median(one.rate for one in mine)
-        alone = alone or rate
-        node, postgres, sink = (
-            statistics.median(getattr(one, field) / count * 1e6 for one in mine)
-            for field in ("node_cpu", "postgres_cpu", "sink_cpu")
+def rate_table(results: Results) -> str:
+    """Return the medians, and the ratio of each rate to that of one node."""
+    rows = [["nodes", "calls/s", *COLUMNS.values(), "cores"]]
+    alone = results.figure(1, NAME, "rate")
+    for number in results.sizes():
+        rate, cores, *costs = (
+            results.figure(number, NAME, name) for name in ("rate", "cores", *COLUMNS)
         )
-        cores = statistics.median(
-            (one.node_cpu + one.postgres_cpu + one.sink_cpu) / one.seconds for one in mine
-        )
-        lines.append(
-            f"| {number} | {rate:,.0f} | {rate / alone:.2f} | {node:.0f} µs | {postgres:.0f} µs |"
-            f" {sink:.0f} µs | {cores:.2f} |"
-        )
-    return "\n".join(lines)
+        shown = cell(rate, None if number == 1 else alone)
+        rows.append([str(number), shown, *(f"{one:.0f}" for one in costs), f"{cores:.2f}"])
+    return table(rows)
 
 
 if __name__ == "__main__":

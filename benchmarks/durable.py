@@ -2,8 +2,8 @@
 
     python benchmarks/durable.py [--quick] [--only many,burst] [--stores sqlite] [--peers huey]
 
-`make bench-durable`. Prints the tables and the goals with their results. A whole run also writes
-the figures, the plot and the page into docs/benchmarks; a partial run does so only with --output.
+`make bench-durable`. Prints the tables and the goals with their results. With --output it also
+writes the figures, the plot and the page.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from durable_peers import LIBRARIES, Amount, measure
 from durable_report import OURS, page, tables
 from durable_stage import Stage
 from jvm import Missing, last_line
-from output import DOCS, add_names_option, save, show_progress
+from output import add_names_option, save, show_progress
 from report import goal_table
 from results import Results
 
@@ -216,9 +216,8 @@ def main() -> None:
     show_progress("")
     show(run.results)
     print(f"\n{time.monotonic() - started:.0f} s in all")
-    output = arguments.output or (DOCS if is_whole(arguments) else None)
-    if output:
-        write(run.results, versions, output)
+    if arguments.output:
+        write(run.results, versions, arguments.output)
 
 
 def parse() -> argparse.Namespace:
@@ -230,16 +229,6 @@ def parse() -> argparse.Namespace:
     add_names_option(parser, "--peers", tuple(LIBRARIES))
     parser.add_argument("--output", type=Path, help="directory for JSON, plot and page")
     return parser.parse_args()
-
-
-def is_whole(arguments: argparse.Namespace) -> bool:
-    """Return whether the run leaves nothing out."""
-    everything = (list(PARTS), list(STORES), list(LIBRARIES))
-    return not arguments.quick and everything == (
-        arguments.only,
-        arguments.stores,
-        arguments.peers,
-    )
 
 
 def show(results: Results) -> None:

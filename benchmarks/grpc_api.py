@@ -1,26 +1,40 @@
-"""Submits per second over gRPC, beside the HTTP API of the same server in the same run.
+"""Submits per second over gRPC, compared with the HTTP API of the same server in the same run.
 
-    python benchmarks/grpc_api.py
+    python benchmarks/grpc_api.py [--quick] [--output DIRECTORY]
 
 One server on SQLite; each client is a process of its own with asyncio. Single submits have WORKERS
 requests at once, batches BATCH_WORKERS with BATCH tasks each. The figures are medians of ROUNDS
-rounds, in which the APIs take turns.
+rounds, in which the APIs take turns. With --output it also writes the figures and the page.
 """
 
 import argparse
 import asyncio
 import json
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import machine
+from output import save
+from page import describe_run
+from report import cell, table
+from results import Results
+
+LABELS = {"http": "HTTP", "grpc": "gRPC"}
 WORKERS = 32
 BATCH, BATCH_WORKERS = 500, 4
 ROUNDS = 3
+WHOLE, QUICK = (6_400, 40), (640, 8)
+"""Single submits and batches of a round: multiples of the requests at once."""
+
+NOTE = f"""\
+Clients with asyncio submit to one server on SQLite: {WORKERS} single requests at once, or
+{BATCH_WORKERS} batches of {BATCH}. Medians of the rounds, in which the APIs take turns. In
+brackets: the multiple of HTTP's rate.
+"""
 PAYLOAD = {"order": "o-1", "note": "x" * 100}
 
 
@@ -74,8 +88,8 @@ def measured(kind, address, tasks, batch):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--single", type=int, default=6_400, help="single submits in a round")
-    parser.add_argument("--batches", type=int, default=40, help="batches in a round")
+    parser.add_argument("--quick", action="store_true", help="fewer submits, one round")
+    parser.add_argument("--output", type=Path, help="directory for JSON and page")
     parser.add_argument("--client", nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.client:
@@ -91,35 +105,44 @@ def main():
         with (Path(folder) / "log").open("w") as log:
             server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
-            compare(server, given.single, given.batches)
+            results = compare(server, *((QUICK, 1) if given.quick else (WHOLE, ROUNDS)))
         finally:
             server.terminate()
             server.wait(30)
+    print(rate_table(results))
+    if given.output:
+        where, versions = machine.describe(), machine.versions("grpcio", "apsw", "uvloop")
+        text = f"# The gRPC API\n\n{describe_run(where, versions)}\n{NOTE}\n{rate_table(results)}\n"
+        record = {"machine": where, "versions": versions, **results.as_json()}
+        save(given.output, "grpc_api", record, text)
 
 
-def compare(server, single, batches):
+def compare(server, amount, rounds):
+    """Measure both APIs in turn, single submits and batches."""
     addresses = {}
-    for kind in ("http", "grpc"):
+    for kind in LABELS:
         addresses[kind] = re.search(rf"{kind}://([^/\s]+)", server.stdout.readline())[1]
     from tickwheel.client import Client
 
     with Client(f"http://{addresses['http']}") as client:
         client.put_service("sink", endpoint="http://127.0.0.1:9/", enabled=False)
-    show("single submits", addresses, single, 1)
-    show(f"batches of {BATCH}", addresses, batches * BATCH, BATCH)
+    results = Results(LABELS, {})
+    single, batches = amount
+    for batch, tasks in ((1, single), (BATCH, batches * BATCH)):
+        for _ in range(rounds):
+            for kind, address in addresses.items():
+                results.add(batch, kind, "rate", [measured(kind, address, tasks, batch)])
+    return results
 
 
-def show(title, addresses, tasks, batch):
-    """Measure both APIs in turn, and print their tasks per second."""
-    found = {kind: [] for kind in addresses}
-    for _ in range(ROUNDS):
-        for kind, rates in found.items():
-            rates.append(measured(kind, addresses[kind], tasks, batch))
-    medians = {kind: statistics.median(rates) for kind, rates in found.items()}
-    for kind, rates in found.items():
-        listed = ", ".join(f"{rate:,.0f}" for rate in rates)
-        print(f"{title}, {kind}: {medians[kind]:,.0f} tasks/s (rounds: {listed})")
-    print(f"{title}, gRPC / HTTP: {medians['grpc'] / medians['http']:.2f}", flush=True)
+def rate_table(results):
+    """Return both APIs' tasks per second, and the ratio to HTTP."""
+    rows = [["tasks per second", *LABELS.values()]]
+    for batch in results.sizes():
+        http, grpc = (results.figure(batch, kind, "rate") for kind in LABELS)
+        what = "single submits" if batch == 1 else f"batches of {batch}"
+        rows.append([what, cell(http, None), cell(grpc, http)])
+    return table(rows)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python benchmarks/idle.py [--quick] [--output DIRECTORY]
 
-Prints the tables and the goals with their results. A whole run also writes the figures, the
-plot and the page into docs/benchmarks; a quick one does so only with --output.
+Prints the tables and the goals with their results. With --output it also writes the figures, the
+plot and the page.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import idle_plot
 import machine
 from idle_report import LABELS, PACKETS, SIZE, goals, page, show
-from output import DOCS, save
+from output import save
 from results import Results
 
 CASE = Path(__file__).with_name("idle_case.py")
@@ -55,9 +55,8 @@ def main() -> None:
     measure_rate(results, plan)
     print(show(results))
     print(f"\n{time.monotonic() - started:.0f} s in all")
-    output = given.output or (None if given.quick else DOCS)
-    if output:
-        write(results, output)
+    if given.output:
+        write(results, given.output)
 
 
 def measure_touches(results: Results, plan: Plan) -> None:

@@ -1,4 +1,4 @@
-"""Format the page of a run, docs/benchmarks/wheel.md, which the benchmark page includes.
+"""Format the page of a run, docs/benchmarks/wheel.md, which docs/performance.md includes.
 
 Headings start at level 1: the including page shifts them down by one.
 """

@@ -2,8 +2,8 @@
 
     python benchmarks/purgatory.py [--quick] [--output DIRECTORY]
 
-Prints a table per case and the goals with their results. A whole run also writes the figures,
-the plot and the page into docs/benchmarks; a quick one does so only with --output.
+Prints a table per case and the goals with their results. With --output it also writes the figures,
+the plot and the page.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import machine
 import purgatory_plot
-from output import DOCS, save
+from output import save
 from purgatory_report import CASES, CLOSED, DESIGNS, LABELS, goals, holds, page, show
 from results import Results
 
@@ -56,9 +56,8 @@ def main() -> None:
         measure_rates(results, plan, case)
     print(show(measured))
     print(f"\n{time.monotonic() - started:.0f} s in all")
-    output = given.output or (None if given.quick else DOCS)
-    if output:
-        write(measured, output)
+    if given.output:
+        write(measured, given.output)
 
 
 def measure_closed(results: Results, plan: Plan, case: str) -> None:

@@ -4,8 +4,7 @@
 
 The simulation calls the real `assign` and computes rates from the code's constants: a seed gives
 the same figures on every machine. Statements and tasks are then measured on a real PostgreSQL, but
-not in a quick run. A whole run writes the figures, the plot and the page into docs/benchmarks; a
-quick one does so only with --output.
+not in a quick run. With --output it also writes the figures, the plot and the page.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 
 import machine
 import scale_plot
-from output import DOCS, save, show_progress
+from output import save, show_progress
 from report import goal_table
 from scale_measure import measure
 from scale_model import Changes, Load, load_of, simulate
@@ -52,9 +51,8 @@ def main() -> None:
     print(tables(changes, loads, measured))
     print(goal_table(goals(changes)))
     print(f"\n{time.monotonic() - started:.0f} s in all")
-    output = given.output or (None if given.quick else DOCS)
-    if output:
-        write(changes, loads, measured, given.seed, output)
+    if given.output:
+        write(changes, loads, measured, given.seed, given.output)
 
 
 def simulate_all(count: int, seed: int) -> list[Changes]:

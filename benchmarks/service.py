@@ -2,8 +2,8 @@
 
     python benchmarks/service.py [--quick] [--only single] [--stores sqlite] [--peers huey]
 
-`make bench-service`. Prints the tables and the goals with their results. A whole run also writes
-the figures and the page into docs/benchmarks; a partial run does so only with --output.
+`make bench-service`. Prints the tables and the goals with their results. With --output it also
+writes the figures and the page.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from disk import DiskWatch
 from durable_peers import LIBRARIES, Amount, measure
 from durable_stage import Stage
 from jvm import Missing
-from output import DOCS, add_names_option, save, show_progress
+from output import add_names_option, save, show_progress
 from report import goal_table
 from results import Results
 from service_goals import DUE_RATE, MIN_SUBMITS, STORES, best_connections, goals
@@ -348,9 +348,8 @@ def main() -> None:
     print(tables(run.results, GUARANTEES))
     print(goal_table(all_goals))
     print(f"\n{time.monotonic() - started:.0f} s in all")
-    output = arguments.output or (DOCS if is_whole(arguments) else None)
-    if output:
-        write(run.results, versions, output)
+    if arguments.output:
+        write(run.results, versions, arguments.output)
 
 
 def parse() -> argparse.Namespace:
@@ -362,12 +361,6 @@ def parse() -> argparse.Namespace:
     add_names_option(parser, "--peers", PEERS)
     parser.add_argument("--output", type=Path, help="directory for JSON and page")
     return parser.parse_args()
-
-
-def is_whole(arguments: argparse.Namespace) -> bool:
-    """Return whether the run leaves nothing out."""
-    chosen = (arguments.only, arguments.stores, arguments.peers)
-    return not arguments.quick and chosen == (list(PARTS), list(STORES), list(PEERS))
 
 
 def collect_versions(run: Run) -> dict[str, str]:

@@ -2,8 +2,8 @@
 
     python benchmarks/timer.py [--quick] [--only schedule,fire]
 
-Prints tables with ratios and the goals with their results. A whole run also writes the figures,
-the plot and the page into docs/benchmarks; a partial run does so only with --output.
+Prints tables with ratios and the goals with their results. With --output it also writes the
+figures, the plot and the page.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import jvm
 import machine
 import timer_plot
 from jvm import JVM_PEERS, JvmPeer, Missing
-from output import DOCS, parse_names, save, show_progress
+from output import parse_names, save, show_progress
 from report import goal_table
 from results import Results
 from timer_contestants import LARGEST
@@ -118,9 +118,8 @@ def main() -> None:
     print("\n".join(section_text(SECTIONS[key], results) for key, results in measured.items()))
     print(f"{list_missing(measured)}\n{goal_table(goals(measured))}")
     print(f"\n{time.monotonic() - started:.0f} s in all")
-    output = arguments.output or (None if arguments.quick or arguments.only else DOCS)
-    if output:
-        write(measured, peers, output)
+    if arguments.output:
+        write(measured, peers, arguments.output)
 
 
 def parse() -> argparse.Namespace:

@@ -2,8 +2,8 @@
 
     python benchmarks/wheel.py [--quick] [--sizes 10000,100000] [--only native,kafka]
 
-Prints a table per size and the goals with their results. A whole run also writes the figures,
-the plot and the page into docs/benchmarks; a partial run does so only with --output.
+Prints a table per size and the goals with their results. With --output it also writes the figures,
+the plot and the page.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cache import Growth
 from contestants import CONTESTANTS
 from goals import goals, power
 from jvm import JVM_PEERS, JvmPeer, Missing
-from output import DOCS, parse_names, save, show_progress
+from output import parse_names, save, show_progress
 from page import list_missing, page
 from report import goal_table, growth_table, size_table
 from results import Results
@@ -103,9 +103,8 @@ def main() -> None:
     show_progress("")
     show(results, growth)
     print(f"\n{time.monotonic() - started:.0f} s in all")
-    output = arguments.output or (DOCS if is_whole(arguments) else None)
-    if output:
-        write(results, growth, peers, output)
+    if arguments.output:
+        write(results, growth, peers, arguments.output)
 
 
 def parse() -> argparse.Namespace:

@@ -12,7 +12,7 @@ author = "the tickwheel authors"
 version = release = tickwheel.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
-exclude_patterns = ["benchmarks"]  # generated, and included by a page
+exclude_patterns = ["benchmarks"]  # generated, and included by performance.md
 nitpicky = True
 # No network, so no inventory of Python's own documentation; and type variables have no page.
 nitpick_ignore_regex = [

@@ -79,9 +79,7 @@ def test_the_load_follows_the_constants_of_the_code(bench, monkeypatch):
 
 
 def test_a_small_run_of_the_cluster_benchmark_prints_its_table():
-    program = [sys.executable, BENCHMARKS / "cluster.py", "--count", "200", "--nodes", "2"]
-    program += ["--rounds", "1"]
+    program = [sys.executable, BENCHMARKS / "cluster.py", "--quick", "--nodes", "2"]
     done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
-    assert "200 tasks due at once" in done.stdout
-    assert "\n| 2 | " in done.stdout
+    assert "\n| 2 " in done.stdout
