@@ -10,6 +10,7 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 JOBS ?= 4
 SERVE_ARGS ?=
+TARGETS ?=
 STORE ?= tickwheel.db
 
 VENV := .venv
@@ -138,8 +139,17 @@ sanitize: $(READY) ## Run the native tests under ASan and UBSan
 	$(BIN)/python -c 'import tickwheel._wheel as core; assert core.__file__.startswith("$(SANITIZED)"), core'; \
 	$(BIN)/python -m pytest tests --capture=sys -k 'not callgrind and not close_and_make_timers' \
 	    --ignore tests/test_package.py --ignore tests/durable --ignore tests/values --ignore tests/overflow_buffers --ignore tests/contracts --ignore tests/test_servers.py \
-	    $(foreach folder,cli client http receiver service web,--ignore tests/$(folder)) \
+	    $(foreach folder,cli client fuzz http receiver service web,--ignore tests/$(folder)) \
 	    --ignore-glob '*_service*' --ignore-glob '*_benchmark*' --ignore tests/test_openapi_file.py $(PYTEST_ARGS)
+
+FUZZED := -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
+
+.PHONY: fuzz
+fuzz: $(VENV)/.fuzz ## Search for inputs that fail, coverage-guided, some minutes for each target; needs Linux and clang
+	@tools/debian-packages clang
+	CC=clang LDSHARED='clang -shared' CFLAGS='$(FUZZED) -fno-omit-frame-pointer -O1 -g -UNDEBUG' TICKWHEEL_NATIVE=1 \
+	    $(BIN)/python setup.py -q build --build-base build/fuzz --build-lib build/fuzz/lib
+	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds $${TICKWHEEL_FUZZ_SECONDS:-180} $(TARGETS)
 
 .PHONY: soak
 soak: $(READY) ## Run the long forms: a million steps of the state machine, all threads at once
@@ -230,6 +240,10 @@ $(VENV)/.installed: $(VENV)/.made pyproject.toml setup.py
 
 $(VENV)/.native: $(VENV)/.installed $(NATIVE)
 	$(REQUIRED) $(BIN)/python setup.py -q build_ext --inplace
+	@touch $@
+
+$(VENV)/.fuzz: $(VENV)/.tools
+	@$(INSTALL) -e '.[fuzz]' | $(NEWS)
 	@touch $@
 
 $(VENV)/.tools: pyproject.toml setup.py | $(VENV)/.native

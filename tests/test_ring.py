@@ -186,6 +186,7 @@ def test_bad_keys_and_a_bad_clock_give_the_same_errors():
             assert getattr(both, name)(key)[0] is TypeError
     assert both.touch_many(5)[0] is TypeError
     assert both._last_seen_ns("nobody") == (KeyError, "'nobody'")
+    assert both._last_seen_ns(("one",)) == (KeyError, "('one',)")  # a tuple is one key
     for kind in pair(30, 1):
         with pytest.raises(RuntimeError, match="no time"):
             type(kind)(30, 1, Broken(), False)

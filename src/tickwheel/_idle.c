@@ -214,7 +214,9 @@ static PyObject *IdleRing_last_seen_ns(IdleRing *ring, PyObject *key)
     Cell *cell;
     if (look_up(ring, key, &cell) < 0) return NULL;
     if (cell) return PyLong_FromLongLong(cell->expiry - ring->timeout);
-    PyErr_SetObject(PyExc_KeyError, key);
+    PyObject *error = PyObject_CallOneArg(PyExc_KeyError, key); /* SetObject would unpack a tuple */
+    if (error) PyErr_SetObject(PyExc_KeyError, error);
+    Py_XDECREF(error);
     return NULL;
 }
 

@@ -282,6 +282,7 @@ class WatchLists:
     def _watch(self, operation: Operation, keys: tuple[Hashable, ...]) -> None:
         with self._lock:
             self._check_open()
+            check_not_watched(operation)  # again: its own `try_complete` may have watched it
             operation._lists_of = self
             if not operation._ticket:
                 operation._lists_of = None

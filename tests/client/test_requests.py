@@ -83,6 +83,7 @@ def test_an_unsafe_request_is_retried_only_if_it_certainly_did_nothing():
         ("٣", None),
         ("9" * 30, None),
         ("Sun, 99 Nov 2026 12:00:30 GMT", None),
+        ("Sun, 15 Nov 99999999999999999999 12:00:30 GMT", None),
     ],
 )
 def test_retry_after_is_read_in_both_forms_and_garbage_ignored(text, seconds):

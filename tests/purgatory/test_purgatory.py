@@ -329,6 +329,19 @@ class TestBadInput:
             purgatory.cancel_for_key([])
         assert counts(purgatory) == (0, 0)
 
+    def test_an_operation_that_watches_itself_while_it_is_evaluated_is_refused(self, purgatory):
+        class Selfish(Op):
+            def try_complete(self):
+                if not self.evaluations:
+                    super().try_complete()
+                    purgatory.try_complete_else_watch(self, "b")
+                return super().try_complete()
+
+        with pytest.raises(ValueError, match="already watched"):
+            purgatory.try_complete_else_watch(Selfish(), "a")
+        purgatory._check()
+        assert counts(purgatory) == (0, 0)
+
     def test_an_operation_is_watched_once_at_a_time(self, purgatory, timer):
         op = watch(purgatory, "a")
         for other in (purgatory, Purgatory("other", timer=timer)):

@@ -161,8 +161,8 @@ def retry_after(answer: Answer, now: float) -> float | None:
     if re.fullmatch(r"[0-9]{1,9}", text):
         return float(text)
     try:
-        moment = parsedate_to_datetime(text)
-    except ValueError:
+        moment = parsedate_to_datetime(text[:100])
+    except (ValueError, OverflowError):  # also a number too large for any date
         return None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
