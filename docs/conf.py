@@ -16,7 +16,7 @@ exclude_patterns = ["benchmarks"]  # generated, and included by performance.md
 nitpicky = True
 # No network, so no inventory of Python's own documentation; and type variables have no page.
 nitpick_ignore_regex = [
-    ("py:.*", r"(collections\.abc|typing|os)\..*|.*\bT|Any|Iterable|Options|.*\.[A-Z]")
+    ("py:.*", r"(collections\.abc|typing|os)\..*|.*\b[A-Z]|Any|Bound|Iterable|Options")
 ]
 
 myst_enable_extensions = ["colon_fence", "deflist", "tasklist"]

@@ -23,4 +23,4 @@ def test_the_lowest_versions_of_the_extra_can_load_the_generated_code():
     assert f"grpcio>={generator}," in extra
     assert f"GRPC_GENERATED_VERSION = '{generator}'" in (FOLDER / "tasks_pb2_grpc.py").read_text()
     assert "# Protobuf Python Version: 7.35.0" in (FOLDER / "tasks_pb2.py").read_text()
-    assert "protobuf>=7.35,<8" in extra
+    assert "protobuf>=7.35.1,<8" in extra

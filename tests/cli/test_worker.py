@@ -1,14 +1,17 @@
 """`tickwheel worker`: real processes, as a user starts them."""
 
 import contextlib
+import http.client
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from servers import wait_until
 from tickwheel.cli import exit_codes
@@ -54,6 +57,18 @@ class Worker:
             int(pid) for pid in re.findall(r"^worker (\d+) runs", LOG.read_text(), re.MULTILINE)
         ]
 
+    def scrape(self, path="/metrics", method="GET"):
+        """Return the answer to a scrape: its status and its text."""
+        port = re.search(
+            r"^metrics: http://127.0.0.1:(\d+)/metrics$", LOG.read_text(), re.MULTILINE
+        )
+        with contextlib.closing(
+            http.client.HTTPConnection("127.0.0.1", int(port[1]))
+        ) as connection:
+            connection.request(method, path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+
     def wait_for(self, number):
         wait_until(lambda: len(self.pids) >= number, f"{number} workers have started")
 
@@ -89,6 +104,12 @@ def start(tmp_path):
         (["shop:app", "--only", "mial"], "got ['mial']; there are ['mail', 'resize']"),
         (["shop:app", "--processes", "2", "--only", "mial"], "there are ['mail', 'resize']"),
         (["shop:app", "--reload", "--processes", "2"], "--reload needs --processes 1"),
+        (["shop:app", "--metrics-listen", "9464"], "must be HOST:PORT"),
+        (["shop:app", "--metrics-listen", "192.0.2.1:9464"], "192.0.2.1:9464: "),
+        (
+            ["shop:app", "--processes", "2", "--metrics-listen", "192.0.2.1:9464"],
+            "192.0.2.1:9464: ",
+        ),
     ],
 )
 def test_a_wrong_argument_is_a_usage_error(start, tmp_path, words, why):
@@ -143,9 +164,43 @@ def test_reload_runs_the_new_code_and_survives_a_mistake(start, tmp_path):
     assert worker.stop(signal.SIGINT) == exit_codes.OK
 
 
-def test_workers_stop_when_the_process_that_started_them_is_killed(start):
-    worker = start("shop:app", "--processes", "2")
+def test_workers_stop_when_the_process_that_started_them_is_killed(start, monkeypatch):
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own has too long a path for sockets
+        monkeypatch.setenv("TMPDIR", folder)
+        worker = start("shop:app", "--processes", "2", "--metrics-listen", "127.0.0.1:0")
+        worker.wait_for(2)
+        assert [*Path(folder).iterdir()]
+        worker.stop(signal.SIGKILL)
+        for pid in worker.pids:
+            wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"worker {pid} has ended")
+        assert [*Path(folder).iterdir()] == []
+
+
+def test_prometheus_can_scrape_a_worker(start, tmp_path):
+    worker = start("shop:app", "--metrics-listen", "127.0.0.1:0")
+    worker.wait_for(1)
+    with Scheduler(URL, dispatch=False).blocking() as b:
+        b.wait(b.submit("mail", ["ann"]).id, timeout=LONG)
+    status, text = worker.scrape()
+    assert status == 200
+    families = {one.name: one for one in text_string_to_metric_families(text)}
+    assert [one.value for one in families["tickwheel_sent"].samples] == [1]
+    latencies = families["tickwheel_channel_latency_seconds"].samples
+    assert {one.labels["service"] for one in latencies} == {"mail"}
+    assert worker.scrape("/")[0] == 404
+    assert worker.scrape(method="POST")[0] == 405
+    assert worker.scrape(method="HEAD") == (200, "")
+    assert worker.stop() == exit_codes.OK
+
+
+def test_several_processes_answer_a_scrape_as_one(start):
+    worker = start("shop:app", "--processes", "2", "--metrics-listen", "127.0.0.1:0")
     worker.wait_for(2)
-    worker.stop(signal.SIGKILL)
-    for pid in worker.pids:
-        wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"worker {pid} has ended")
+    with Scheduler(URL, dispatch=False).blocking() as b:
+        b.wait(b.submit("mail", ["ann"]).id, timeout=LONG)
+    _, text = worker.scrape()
+    families = {one.name: one for one in text_string_to_metric_families(text)}
+    assert [one.value for one in families["tickwheel_worker_up"].samples] == [1, 1]
+    assert sum(one.value for one in families["tickwheel_sent"].samples) == 1
+    assert [one.labels for one in families["tickwheel_store_up"].samples] == [{}]
+    assert worker.stop() == exit_codes.OK

@@ -1,4 +1,4 @@
-"""The contract of a store: the tags of a task stay with it."""
+"""The contract of a store: the tags and the trace of a task stay with it."""
 
 import pytest
 
@@ -23,6 +23,7 @@ from tickwheel.values.task import Event, Filter, State
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01 shop=7"
 LONGEST = " ".join(f"{number}:".ljust(32, "x") for number in range(8))
 
 
@@ -31,7 +32,7 @@ class TestTags:
     @pytest.mark.parametrize("count", [1, 200])
     async def test_are_stored_as_they_were_given(self, store, keyed, count):
         given = [
-            later(store, tags_text=text, key=f"{text}{number}" if keyed else None)
+            later(store, tags_text=text, trace=text, key=f"{text}{number}" if keyed else None)
             for number in range(count)
             for text in (None, "b a", LONGEST)
         ]
@@ -45,8 +46,10 @@ class TestTags:
         epochs = await store.take(range(SHARDS), "n1")
         (running,) = await run(store, epochs, task(store, tags_text="a b"))
         assert running.tags == ("a", "b")
-        (found,) = await ended(store, epochs, task(store, tags_text="a b"), event=event)
-        assert found.tags == ("a", "b")
+        (found,) = await ended(
+            store, epochs, task(store, tags_text="a b", trace=TRACE), event=event
+        )
+        assert (found.tags, found.trace) == (("a", "b"), TRACE)
 
     async def test_stay_when_a_task_is_cancelled_or_moved(self, store):
         first, second = await stored(
@@ -66,15 +69,17 @@ class TestTags:
     @pytest.mark.parametrize("tags", ["c d", None])
     async def test_are_those_of_the_task_that_replaces(self, store, tags):
         await stored(store, later(store, key="k", tags_text="a b"))
-        (found,) = await insert(store, later(store, key="k", tags_text=tags), on_conflict="replace")
-        assert found.tags_text == tags
+        new = later(store, key="k", tags_text=tags, trace=TRACE)
+        (found,) = await insert(store, new, on_conflict="replace")
+        assert (found.tags_text, found.trace) == (tags, TRACE)
         assert (await one(store, found.id)).tags_text == tags
 
     async def test_are_copied_by_a_replay(self, store):
         epochs = await store.take(range(SHARDS), "n1")
-        (final,) = await ended(store, epochs, task(store, tags_text="a b"), event=Event.FAIL)
+        failed = task(store, tags_text="a b", trace=TRACE)
+        (final,) = await ended(store, epochs, failed, event=Event.FAIL)
         (again,) = await store.replay([replay_of(store, final)], force=False)
-        assert (again.tags, again.replay_of) == (("a", "b"), final.id)
+        assert (again.tags, again.trace, again.replay_of) == (("a", "b"), TRACE, final.id)
 
 
 FOUND = [  # tags of a filter, and which of the tasks below have them

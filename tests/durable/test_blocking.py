@@ -353,3 +353,12 @@ class TestProcesses:
         with app.blocking() as b:
             task = b.submit(me)
             assert ended(b, task).result == task.id
+
+    def test_a_plain_function_has_the_verbs_of_the_scheduler_that_runs_it(self, app):
+        @app.task
+        def withdraw(order):
+            return [verdict.won for verdict in app.blocking().cancel_key(order)]
+
+        with app.blocking() as b:
+            b.submit("note", "later", delay=100, key="k")
+            assert ended(b, b.submit(withdraw, "k")).result == [True]

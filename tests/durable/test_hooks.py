@@ -13,10 +13,6 @@ from pathlib import Path
 
 import pytest
 import sentry_sdk
-from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tickwheel.durable import Scheduler, State, current_task
 
@@ -176,28 +172,3 @@ def test_the_recipe_for_sentry_reports_the_exception_with_its_task(app):
         for task in failed
         for attempt in (1, 2)
     }
-
-
-def test_the_recipe_for_opentelemetry_makes_a_span_of_each_attempt(app, monkeypatch):
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)  # set once for a process
-    exec(recipe("OpenTelemetry"), {"app": app})
-
-    @app.task
-    def parent():
-        with provider.get_tracer("mine").start_as_current_span("inside"):
-            pass
-
-    failed = run(app, 0)
-    with app.blocking() as b:
-        b.wait(parent.submit_sync(), timeout=LONG)
-    spans = {span.name: span for span in exporter.get_finished_spans()}
-    for task in failed:
-        span = spans[f"run {task.service}"]
-        assert span.attributes["tickwheel.task"] == task.id
-        assert span.status.status_code is trace.StatusCode.ERROR
-        assert span.events[0].attributes["exception.type"] == "ZeroDivisionError"
-    assert spans["inside"].parent.span_id == spans["run parent"].context.span_id
-    provider.shutdown()

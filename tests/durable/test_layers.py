@@ -18,7 +18,7 @@ LAYERS = [
     "permits batching",
     "directory",
     "steps",
-    "background function buffers",
+    "background function buffers exposition tracing",
     "administration",
     "verbs",
     "blocking",

@@ -18,6 +18,7 @@ IMPORTED = {
     "tickwheel.durable.coordinator",
     "tickwheel.durable.registry",
     "tickwheel.durable.metrics",
+    "tickwheel.durable.exposition",
     "tickwheel.durable.directory.configuration",
     "tickwheel.durable.directory.directory",
     "tickwheel.durable.directory.tokens",

@@ -99,6 +99,7 @@ def test_requests_and_calls_have_spans(traced, collector, callee):
     found = attributes(call)
     assert found["tickwheel.task"] == traced.task["id"]
     assert (found["tickwheel.service"], found["tickwheel.attempt"]) == ("mail", 1)
+    assert (call.trace_id.hex(), call.parent_span_id) == (TRACE, submit.span_id)
 
     # The callee can continue the trace.
     request = next(one for one in callee.requests if one.path == "/ok")

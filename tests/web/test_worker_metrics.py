@@ -5,14 +5,16 @@ import contextlib
 import socket
 import stat
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tickwheel.durable.exposition import Family, exposition
 from tickwheel.web import worker_metrics
-from tickwheel.web.metrics import Family, collect_families, exposition, merge_families
+from tickwheel.web.metrics import app_families, merge_families
 from tickwheel.web.worker_metrics import WorkerMetrics, socket_directory
 from web.serving import PATIENCE
 from web.test_metrics import FAMILIES, scraped, value
@@ -56,9 +58,9 @@ class Crew:
         ]
 
     def _own(self, number, own):
-        def tell(within):
+        def tell(within, counts):
             self.asked.append((number, within))
-            return own(within, number) if own else families(number)
+            return own(counts, within, number) if own else families(number)
 
         return tell
 
@@ -279,7 +281,7 @@ class TestScrape:
     def crew(self, api, directory, receiver):
         api.service("good", endpoint=receiver.url("/ok"))
         api.task_in(api.submit("good", delay=0)["id"], "finished")
-        crew = Crew(directory, range(3), own=lambda *how: collect_families(api.app, None, *how))
+        crew = Crew(directory, range(3), own=partial(app_families, api.app))
         api.run(crew.__aenter__())
         yield crew.workers
         api.run(crew.__aexit__())

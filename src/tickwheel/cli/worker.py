@@ -10,8 +10,9 @@ import os
 import signal
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -20,7 +21,13 @@ from tickwheel.cli.output import examples
 from tickwheel.cli.terminal import print_line, print_message
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from tickwheel.config import Listen
     from tickwheel.durable import Scheduler
+
+    Expose = Callable[[Scheduler, Callable[[], bool]], AbstractAsyncContextManager[None]]
 
 logger = logging.getLogger("tickwheel.worker")
 
@@ -34,6 +41,7 @@ UNWATCHED = {"__pycache__", "node_modules", "site-packages"}
         "tickwheel worker shop:app",
         "tickwheel worker shop:app --reload",
         "tickwheel worker shop:app --processes 4 --only send_mail --only resize",
+        "tickwheel worker shop:app --processes 4 --metrics-listen 127.0.0.1:9464",
     )
 )
 @click.argument("app", metavar="MODULE:NAME")
@@ -49,10 +57,14 @@ UNWATCHED = {"__pycache__", "node_modules", "site-packages"}
     "--reload", is_flag=True,
     help="For development: start again when a Python file in this directory or below changes.",
 )  # fmt: skip
+@click.option(
+    "--metrics-listen", metavar="HOST:PORT",
+    help="Answer Prometheus at http://HOST:PORT/metrics, without tokens; port 0 is any free port."
+    " Several processes answer as one.",
+)  # fmt: skip
 @click.option("--lifeline", type=int, hidden=True)
-def worker(
-    app: str, only: tuple[str, ...], processes: int, reload: bool, lifeline: int | None
-) -> int:
+@click.option("--shared-metrics", hidden=True)
+def worker(app: str, **options: Any) -> int:
     """Run the task functions of a scheduler.
 
     MODULE:NAME is the scheduler, as in `from MODULE import NAME`; modules are looked for in this
@@ -62,26 +74,81 @@ def worker(
     SIGTERM or Ctrl-C stops it: functions that run have the scheduler's `grace` to end. A second
     signal ends it at once; its tasks are then tried again.
 
-    Exit codes: 0 after a signal, 2 if the scheduler cannot be imported.
+    Exit codes: 0 after a signal, 2 if the scheduler cannot be imported or the address is in use.
     """
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("tickwheel").setLevel(logging.INFO)
-    if reload and processes > 1:
-        raise click.UsageError("--reload needs --processes 1")
     command = [sys.executable, "-m", "tickwheel", "worker", app]
-    command += [word for name in only for word in ("--only", name)]
-    if reload:
+    return run_worker(partial(load_scheduler, app), app, command, Options(**options))
+
+
+class Options(NamedTuple):
+    """The options of the command; the last two are for the processes that it starts itself."""
+
+    only: Sequence[str] = ()
+    processes: int = 1
+    reload: bool = False
+    metrics_listen: str | None = None
+    lifeline: int | None = None
+    shared_metrics: str | None = None
+
+
+def run_worker(
+    load: Callable[[], Scheduler], target: str, command: list[str], options: Options
+) -> int:
+    """Run a scheduler in this process, or in others that `command` starts; return the exit code.
+
+    `load` returns the scheduler, and `target` names it. A wrong option raises UsageError.
+    """
+    if options.reload and options.processes > 1:
+        raise click.UsageError("--reload needs --processes 1")
+    command = [*command, *(word for name in options.only for word in ("--only", name))]
+    address = parse_address(options.metrics_listen) if options.metrics_listen else None
+    if options.reload:
+        command += ["--metrics-listen", str(address)] if address else []
         return asyncio.run(run_with_reload(command))
-    if processes > 1:
-        return asyncio.run(run_processes(command, processes))
-    scheduler = load_scheduler(app)
-    if only or not scheduler.dispatch:
-        scheduler.dispatch = only or True
-    try:
-        asyncio.run(run(scheduler, app, lifeline))
-    except ValueError as error:  # an unknown name in --only
-        raise click.UsageError(str(error)) from error
+    if options.processes > 1:
+        return run_processes(command, options.processes, address)
+    scheduler = load()
+    if options.only or not scheduler.dispatch:
+        scheduler.dispatch = options.only or True
+    with contextlib.ExitStack() as stack:
+        expose = exposer(stack, address, options.shared_metrics)
+        try:
+            asyncio.run(run(scheduler, target, options.lifeline, expose))
+        except ValueError as error:  # an unknown name in --only
+            raise click.UsageError(str(error)) from error
     return exit_codes.OK
+
+
+def parse_address(text: str) -> Listen:
+    """Return the address that an option gives."""
+    from tickwheel.config import LISTEN  # noqa: PLC0415 - not for --help
+
+    try:
+        address: Listen = LISTEN.parse(text)
+    except ValueError:
+        message = f"must be {LISTEN.expected}, got {text!r:.100}"
+        raise click.BadParameter(message, param_hint="--metrics-listen") from None
+    return address
+
+
+def exposer(stack: contextlib.ExitStack, address: Listen | None, shared: str | None) -> Expose:
+    """Return what answers Prometheus while a scheduler runs; `stack` closes its socket."""
+    if address is None and shared is None:
+        return lambda *_: contextlib.nullcontext()
+    from tickwheel.web import metrics_listener as listening  # noqa: PLC0415 - only for this option
+
+    if shared is not None:
+        part = listening.Shared.from_text(shared)
+        return lambda scheduler, orphaned: listening.answer_as_worker(scheduler, part, orphaned)
+    assert address is not None
+    try:
+        listener = stack.enter_context(listening.bind_listener(address))
+    except OSError as error:
+        raise click.UsageError(str(error)) from error
+    print_line(f"metrics: {listening.metrics_url(address, listener)}", err=True)
+    return lambda scheduler, _: listening.answer_scrapes(listener, scheduler.metrics)
 
 
 def load_scheduler(target: str) -> Scheduler:
@@ -114,9 +181,9 @@ def is_part_of(module: str, missing: str | None) -> bool:
     return missing is not None and f"{module}.".startswith(f"{missing}.")
 
 
-async def run(scheduler: Scheduler, target: str, lifeline: int | None) -> None:
+async def run(scheduler: Scheduler, target: str, lifeline: int | None, expose: Expose) -> None:
     """Run a scheduler until a signal, or until the process that started this one is gone."""
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    loop, stop, orphaned = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
 
     def on_signal() -> None:
         stop.set()
@@ -124,28 +191,62 @@ async def run(scheduler: Scheduler, target: str, lifeline: int | None) -> None:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)  # a second one ends the process
 
+    def on_supervisor_gone(pipe: int) -> None:
+        loop.remove_reader(pipe)
+        orphaned.set()
+        stop.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     if lifeline is not None:
-        loop.add_reader(lifeline, stop.set)
-    async with scheduler:
+        loop.add_reader(lifeline, on_supervisor_gone, lifeline)
+    async with scheduler, expose(scheduler, orphaned.is_set):
         names = sorted(scheduler.node.services)
         print_line(f"worker {os.getpid()} runs {', '.join(names)} of {target}", err=True)
         await stop.wait()
-        if lifeline is not None:
-            loop.remove_reader(lifeline)
 
 
-async def run_processes(command: list[str], number: int) -> int:
-    """Run several workers until a signal."""
+def run_processes(command: list[str], number: int, address: Listen | None) -> int:
+    """Run several workers until a signal; with an address, they answer Prometheus together."""
+    if address is None:
+        return asyncio.run(supervise(number, lambda _: (command, ())))
+    from tickwheel.web import metrics_listener as listening  # noqa: PLC0415 - only for this option
+
+    with contextlib.ExitStack() as stack:
+        try:
+            listener, directory = stack.enter_context(listening.share_listener(address))
+        except (ImportError, OSError) as error:
+            raise click.UsageError(str(error)) from error
+        print_line(f"metrics: {listening.metrics_url(address, listener)}", err=True)
+        shared = listener.fileno()
+
+        def command_of(worker: int) -> tuple[list[str], tuple[int]]:
+            part = listening.Shared(shared, worker, number, directory)
+            return [*command, "--shared-metrics", part.to_text()], (shared,)
+
+        return asyncio.run(supervise(number, command_of))
+
+
+async def supervise(
+    number: int, command_of: Callable[[int], tuple[list[str], tuple[int, ...]]]
+) -> int:
+    """Run several workers; `command_of` gives the command of each, and the files it inherits."""
     from tickwheel.supervisor import Supervisor  # noqa: PLC0415 - for several processes only
 
-    async def start(_: int, lifeline: int) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            *command, "--lifeline", str(lifeline), pass_fds=(lifeline,), start_new_session=True
-        )
+    async def start(worker: int, lifeline: int) -> asyncio.subprocess.Process:
+        command, files = command_of(worker)
+        return await start_worker(command, lifeline, *files)
 
     return await Supervisor(number, start, grace=GRACE_SECONDS, logger=logger).run()
+
+
+async def start_worker(
+    command: list[str], lifeline: int, *files: int
+) -> asyncio.subprocess.Process:
+    """Start a worker that ends when this process does."""
+    return await asyncio.create_subprocess_exec(
+        *command, "--lifeline", str(lifeline), pass_fds=(lifeline, *files), start_new_session=True
+    )
 
 
 async def run_with_reload(command: list[str]) -> int:
@@ -159,9 +260,7 @@ async def run_with_reload(command: list[str]) -> int:
     lifeline, _ = os.pipe()
     while not stop.is_set():
         seen = file_times(Path())
-        process = await asyncio.create_subprocess_exec(
-            *command, "--lifeline", str(lifeline), pass_fds=(lifeline,), start_new_session=True
-        )
+        process = await start_worker(command, lifeline)
         changed = None
         while changed is None and not stop.is_set():
             with contextlib.suppress(TimeoutError):

@@ -33,7 +33,7 @@ def blocking(
 
     def wait(self: Blocking, /, *args: P.args, **kwargs: P.kwargs) -> T:
         self._check_running()
-        return self._thread.run(verb(self._app, *args, **kwargs))
+        return self._run(verb(self._app, *args, **kwargs))
 
     functools.update_wrapper(wait, verb)
     return wait
@@ -68,7 +68,10 @@ async def call_on_loop(function: Callable[P, T], *args: P.args, **kwargs: P.kwar
 
 
 class Blocking:
-    """A scheduler for sync programs: `with app.blocking() as b`, then its verbs, in any thread."""
+    """A scheduler for sync programs: `with app.blocking() as b`, then its verbs, in any thread.
+
+    If the scheduler runs already, as in a plain task function, the verbs work without `start`.
+    """
 
     def __init__(self, app: Scheduler) -> None:
         self._app = app
@@ -103,13 +106,13 @@ class Blocking:
         This verb and those below use your `connection=` in your thread.
         """
         self._check_running()
-        return submit_sync(self._app, self._thread.run, target, args, kwargs)
+        return submit_sync(self._app, self._run, target, args, kwargs)
 
     def cancel(self, task_id: str, *, connection: Any = None) -> Verdict:
         """Cancel a task that is not running; return whether that worked, and its state."""
         connection = self._user_connection(connection)
         if connection is None:
-            return self._thread.run(self._app.cancel(task_id))
+            return self._run(self._app.cancel(task_id))
         return self._verdicts(connection, Cancel((valid_id(task_id),)))[0]
 
     def cancel_key(
@@ -118,7 +121,7 @@ class Blocking:
         """Cancel the live tasks with this key, of one service or of all; return their verdicts."""
         connection = self._user_connection(connection)
         if connection is None:
-            return self._thread.run(self._app.cancel_key(key, service))
+            return self._run(self._app.cancel_key(key, service))
         return self._verdicts(connection, cancel_key_of(key, service))
 
     def reschedule(
@@ -132,8 +135,8 @@ class Blocking:
         """Move a task that is not running; return whether that worked, and its state."""
         connection = self._user_connection(connection)
         if connection is None:
-            return self._thread.run(self._app.reschedule(task_id, delay=delay, at=at))
-        change = self._thread.run(call_on_loop(self._app._reschedule, task_id, delay, at))
+            return self._run(self._app.reschedule(task_id, delay=delay, at=at))
+        change = self._run(call_on_loop(self._app._reschedule, task_id, delay, at))
         return self._verdicts(connection, change)[0]
 
     def _verdicts(self, connection: Any, change: Cancel | CancelKey | Reschedule) -> Verdicts:
@@ -147,15 +150,19 @@ class Blocking:
         self._check_running()
         if connection is None:
             return None
-        return self._thread.run(call_on_loop(self._app._user_connection, connection))
+        return self._run(call_on_loop(self._app._user_connection, connection))
 
     def _node(self) -> Node:
         node = self._app._node
         assert node is not None
         return node
 
+    def _run(self, verb: Coroutine[Any, Any, T]) -> T:
+        """Run a verb on the loop of the scheduler, wherever that was started."""
+        return self._thread.run(verb) if self._thread.running else self._app.run(verb)
+
     def _check_running(self) -> None:
-        if not self._thread.running:
+        if not (self._thread.running or self._app.running):
             raise NotStarted(f"the loop thread is {self._thread.state}: use `with app.blocking()`")
 
     submit_many = blocking(Verbs.submit_many)
@@ -196,3 +203,4 @@ class Blocking:
     audit = blocking(Verbs.audit)
     counts = blocking(Verbs.counts)
     stats = blocking(Verbs.stats)
+    metrics = blocking(Verbs.metrics)

@@ -31,9 +31,12 @@ if TYPE_CHECKING:
     from os import PathLike
     from typing import Self
 
+    from opentelemetry.trace import TracerProvider
+
     from tickwheel.clock import Clock
     from tickwheel.durable.channel import Channel
     from tickwheel.durable.function import Hook
+    from tickwheel.durable.tracing import Tracing
     from tickwheel.durable.verbs.arguments import Target
     from tickwheel.values.task import Task
 
@@ -86,6 +89,8 @@ class Scheduler(Verbs):
       all. `address`: the URL of an API that this process serves, shown to the other nodes.
     - `max_body`: the largest payload, in bytes.
     - `channels`: channels of your own, by protocol; `stop` closes them.
+    - `tracing`: a span of OpenTelemetry for each attempt, which continues the trace of its submit;
+      True for your program's tracer provider, or another provider.
     - For services that are called over a network: `allow_private_targets`, or networks in
       `allow_targets`, permit private addresses; `own_port`, on which this process itself listens,
       is refused on every address of this host; `max_calls` limits the calls under way, and a low
@@ -119,6 +124,7 @@ class Scheduler(Verbs):
         max_body: int = MAX_BODY_BYTES,
         channels: Mapping[str, Channel] | None = None,
         grpc_tls: Sequence[str | PathLike[str] | None] | None = None,
+        tracing: bool | TracerProvider = False,
     ) -> None:
         nanoseconds("horizon", horizon)
         nanoseconds("grace", grace)
@@ -148,6 +154,11 @@ class Scheduler(Verbs):
         self._max_body = bounded("max_body", max_body, 1, 1 << 30)
         self._services: dict[str, Service] = {}
         self._hooks: list[Hook] = []
+        self._tracing: Tracing | None = None
+        if tracing is not False:
+            from tickwheel.durable.tracing import Tracing  # noqa: PLC0415 - needs OpenTelemetry
+
+            self._tracing = Tracing(None if tracing is True else tracing)
         self._node: Node | None = None
         self._parents_node: Node | None = None  # in the child of a fork
         self._starting = False
@@ -289,6 +300,8 @@ class Scheduler(Verbs):
                 cap=self._cap, retention=self._retention, audit_retention=self._audit_retention,
                 clock=self._clock,
             )  # fmt: skip
+            if self._tracing is not None:
+                self._node.trace(self._tracing)
             await self._node.start()
         except BaseException:
             self._node = None

@@ -116,6 +116,7 @@ class Task(NamedTuple, Generic[R_co]):
     updated_at_ms: int
     replay_of: str | None = None
     tags_text: str | None = None  # with a space between two
+    trace: str | None = None  # of its submit: a W3C traceparent, and its tracestate if there is one
     error: str | None = None
     node: str | None = None
     epoch: int = 0
@@ -214,6 +215,7 @@ FIELDS = [
     Field("updated_at_ms", "bigint", given=True, replaced=True),
     Field("replay_of", "uuid", given=True),
     Field("tags_text", "text", "tags", given=True, replaced=True, replayed=True),
+    Field("trace", "text", given=True, replaced=True, replayed=True),
     Field("error", "text"),
     Field("node", "text"),
     Field("epoch", "bigint"),

@@ -139,7 +139,7 @@ class App:
         self._router = Router([*ROUTES, *pages.ROUTES, *lab.ROUTES])
         self._encode = msgspec.json.Encoder().encode
         self._clock = SystemClock()
-        self._started = self._next_store_warning = self._clock.time()
+        self._next_store_warning = self._clock.time()
         self._ids = secrets.token_hex(5)
         self._number = 0
         self._openapi: bytes | None = None
@@ -159,7 +159,7 @@ class App:
 
     def uptime(self) -> float:
         """Return the seconds since the start."""
-        return self._clock.time() - self._started
+        return self.node.uptime()
 
     def openapi(self) -> bytes:
         """Return the OpenAPI document as JSON."""

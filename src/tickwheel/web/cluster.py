@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from tickwheel.durable.exposition import MEDIA_TYPE, exposition, store_counts
 from tickwheel.values.task import namespace_of
 from tickwheel.web import schemas, views
 from tickwheel.web.figures import Stats, Wheel, merge, stats_of, wheel_of
-from tickwheel.web.metrics import Family, collect_families, exposition, merge_families
+from tickwheel.web.metrics import app_families
 from tickwheel.web.problems import HttpError
 from tickwheel.web.route import Call, Reply, Route
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
 
     from tickwheel.web.app import App
     from tickwheel.web.figures import Figures
-    from tickwheel.web.worker_metrics import WorkerMetrics
 
-COUNT_SECONDS = 1.0
 NO_STORE = [(b"cache-control", b"no-store")]
 
 
@@ -139,31 +136,13 @@ async def readyz(call: Call) -> Reply:
 
 async def metrics(call: Call) -> Reply:
     """Return the metrics in Prometheus' text format."""
+    within, counting = call.access.within, store_counts(call.app.node.store)
     workers = call.app.worker_metrics
-    families = await (own_metrics(call) if workers is None else all_metrics(call, workers))
-    media = b"text/plain; version=0.0.4; charset=utf-8"
-    return Reply(exposition(families).encode(), media=media)
-
-
-async def own_metrics(call: Call) -> list[Family]:
-    """Return the families of the only process."""
-    return collect_families(call.app, await store_counts(call), call.access.within)
-
-
-async def all_metrics(call: Call, workers: WorkerMetrics) -> list[Family]:
-    """Return the families of all workers that respond; ask them and the store concurrently."""
-    within = call.access.within
-    counts, by_worker = await asyncio.gather(store_counts(call), workers.collect(within))
-    own = collect_families(call.app, counts, within, workers.number)
-    return merge_families(own, {**by_worker, workers.number: own}, workers.workers)
-
-
-async def store_counts(call: Call) -> Mapping[str, int] | None:
-    """Return the numbers of tasks in the store, or None if it does not answer."""
-    with suppress(ConnectionError, TimeoutError):
-        async with asyncio.timeout(COUNT_SECONDS):
-            return await call.scheduler.counts()
-    return None
+    if workers is None:
+        families = app_families(call.app, await counting, within)
+    else:
+        families = await workers.merge(within, counting)
+    return Reply(exposition(families).encode(), media=MEDIA_TYPE.encode())
 
 
 async def openapi(call: Call) -> Reply:

@@ -22,10 +22,11 @@ import msgspec
 
 from tickwheel.clock import SystemClock
 from tickwheel.durable.directory.tokens import DEFAULT
+from tickwheel.durable.exposition import store_counts
 from tickwheel.durable.metrics import BOUNDS, Histogram
 from tickwheel.errors import TickwheelError
 from tickwheel.web import schemas, views
-from tickwheel.web.cluster import merged_figures, own_wheel, store_counts
+from tickwheel.web.cluster import merged_figures, own_wheel
 from tickwheel.web.due import SPANS, read_due
 from tickwheel.web.figures import Stats
 from tickwheel.web.problems import HttpError
@@ -156,7 +157,7 @@ class Sampler:
             return
         call = self._call()
         if turn % COUNT_TURNS == 0:
-            self._store = await store_counts(call)
+            self._store = await store_counts(call.app.node.store)
         stats: Stats = await merged_figures(call, Stats)
         self._alone = len(stats.by_node) == 1
         self._add_sample(stats)

@@ -1,94 +1,25 @@
-"""Metrics in Prometheus' text format, from the counters of the node and the server.
-
-A family is one metric with all its samples. With several workers, a metric of the process has the
-label `worker`; a metric of the store has the same value in each of them, and no such label.
-"""
+"""The metrics of the API, added to those of the node, and those of several workers, merged."""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from tickwheel.durable.permits.flow import BreakerState
-from tickwheel.durable.steps.health import Reason
-from tickwheel.values.task import TRANSITIONS, State, namespace_of
+from tickwheel.durable.exposition import Collector, collect_families
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
-    from tickwheel.durable.metrics import Histogram
+    from tickwheel.durable.exposition import Counts, Family
     from tickwheel.web.app import App
 
-    Labels = Mapping[str, object]
-    Sample = tuple[Labels, float]
 
-
-class Family(msgspec.Struct, array_like=True):
-    """One metric: its metadata, and its samples as lines of the text format."""
-
-    kind: str
-    name: str
-    meaning: str
-    lines: list[str]
-    shared: bool = False  # of the store: one process shows it for all
-
-
-class Collector:
-    """Collects the families of one process, in order."""
-
-    def __init__(self, worker: int | None = None) -> None:
-        self.families: list[Family] = []
-        self._own: Labels = {} if worker is None else {"worker": worker}
-
-    def add(self, kind: str, name: str, meaning: str, samples: Iterable[Sample]) -> None:
-        """Add a counter or a gauge of the process."""
-        self._add(kind, name, meaning, [({**self._own, **labels}, n) for labels, n in samples])
-
-    def add_shared(self, kind: str, name: str, meaning: str, samples: Iterable[Sample]) -> None:
-        """Add a counter or a gauge of the store."""
-        self._add(kind, name, meaning, samples)
-        self.families[-1].shared = True
-
-    def add_histograms(
-        self, name: str, meaning: str, histograms: Iterable[tuple[Labels, Histogram]]
-    ) -> None:
-        """Add a histogram of the process for each set of labels."""
-        lines = []
-        for given, histogram in histograms:
-            labels = {**self._own, **given}
-            for bound, count in histogram.cumulative():
-                le = "+Inf" if bound == math.inf else f"{bound:g}"
-                lines.append(f"{name}_bucket{format_labels({**labels, 'le': le})} {count}")
-            lines.append(f"{name}_sum{format_labels(labels)} {format_number(histogram.sum)}")
-            lines.append(f"{name}_count{format_labels(labels)} {histogram.count}")
-        self.families.append(Family("histogram", name, meaning, lines))
-
-    def _add(self, kind: str, name: str, meaning: str, samples: Iterable[Sample]) -> None:
-        lines = [f"{name}{format_labels(labels)} {format_number(n)}" for labels, n in samples]
-        self.families.append(Family(kind, name, meaning, lines))
-
-
-def collect_families(
-    app: App,
-    counts: Mapping[str, int] | None,
-    within: str | None = None,
-    worker: int | None = None,
+def app_families(
+    app: App, counts: Counts | None, within: str | None = None, worker: int | None = None
 ) -> list[Family]:
-    """Return all metrics of this process.
-
-    - `counts` are the numbers of tasks in the store, or None if it does not answer.
-    - `within` limits the metrics of services to one namespace.
-    - `worker` is the number of the process if there are several.
-    """
-    metrics = Collector(worker)
-    add_tasks(metrics, app, counts)
-    add_health(metrics, app)
-    add_services(metrics, app, within)
-    add_wheel(metrics, app)
-    add_requests(metrics, app)
-    return metrics.families
+    """Return all metrics of a server's process; the arguments are those of `collect_families`."""
+    requests = Collector(worker)
+    add_requests(requests, app)
+    return [*collect_families(app.node, counts, within, worker), *requests.families]
 
 
 def merge_families(
@@ -99,10 +30,10 @@ def merge_families(
     - `own`, the families of this process, sets the order; `by_worker` contains them, too.
     - A family that only other workers have, being of another version, comes last.
     """
-    whole = {one.name: msgspec.structs.replace(one, lines=[]) for one in own}
+    whole = {one.name: one._replace(lines=[]) for one in own}
     for worker in sorted(by_worker):
         for one in by_worker[worker]:
-            empty = msgspec.structs.replace(one, lines=[])
+            empty = one._replace(lines=[])
             whole.setdefault(one.name, empty).lines.extend(one.lines)
     metrics = Collector()
     metrics.add(
@@ -110,168 +41,6 @@ def merge_families(
         [({"worker": worker}, worker in by_worker) for worker in range(workers)],
     )  # fmt: skip
     return [*whole.values(), *metrics.families]
-
-
-def exposition(families: Iterable[Family]) -> str:
-    """Return families in the text format."""
-    lines = []
-    for one in families:
-        lines += [f"# HELP {one.name} {one.meaning}", f"# TYPE {one.name} {one.kind}", *one.lines]
-    return "\n".join(lines) + "\n"
-
-
-def add_tasks(metrics: Collector, app: App, counts: Mapping[str, int] | None) -> None:
-    """Add the metrics of tasks and of the store."""
-    node = app.node
-    metrics.add("gauge", "tickwheel_info", "What runs here.", [({"version": app.version}, 1)])
-    metrics.add("gauge", "tickwheel_uptime_seconds", "Since the start.", [({}, app.uptime())])
-    metrics.add(
-        "counter", "tickwheel_submitted_total", "Tasks stored by this process.",
-        [({}, node.submit.submitted)],
-    )  # fmt: skip
-    metrics.add(
-        "counter", "tickwheel_sent_total", "Attempts begun by this process.",
-        [({}, node.dispatch.sent)],
-    )  # fmt: skip
-    metrics.add(
-        "counter", "tickwheel_attempts_ended_total", "Attempts ended, by how.",
-        [
-            ({"event": event}, count)
-            for event, count in node.feedback.event_counts.items()
-            if (State.RUNNING, event) in TRANSITIONS
-        ],
-    )  # fmt: skip
-    metrics.add_histograms(
-        "tickwheel_lateness_seconds", "How long after its due time an attempt began.",
-        [({}, node.dispatch.lateness)],
-    )  # fmt: skip
-    metrics.add_shared(
-        "gauge", "tickwheel_tasks", "Tasks in the store; an estimate from 100,000 on.",
-        [({"state": state}, count) for state, count in (counts or {}).items()],
-    )  # fmt: skip
-    metrics.add_shared(
-        "gauge", "tickwheel_store_up", "Whether the store answers.", [({}, counts is not None)]
-    )
-    entries, waiting = len(node.horizon.entries), node.horizon.all_waiting()
-    metrics.add(
-        "gauge", "tickwheel_pending", "Tasks in this process's memory, by where they are.",
-        [
-            ({"state": "wheel"}, max(0, entries - waiting)),
-            ({"state": "ready"}, waiting),
-            ({"state": "running"}, len(node.dispatch.running)),
-            ({"state": "unrecorded"}, len(node.feedback.unrecorded)),
-        ],
-    )  # fmt: skip
-    if (calls := getattr(node.channels.get("http"), "calls", None)) is not None:
-        metrics.add(
-            "gauge", "tickwheel_calls_free", "Calls of services that may still begin (max_calls).",
-            [({}, calls.free)],
-        )  # fmt: skip
-    metrics.add(
-        "gauge", "tickwheel_payload_bytes", "Bytes of the payloads of calls under way.",
-        [({}, node.dispatch.payloads.total)],
-    )  # fmt: skip
-    metrics.add(
-        "gauge", "tickwheel_look_seconds", "What the last look for due tasks took, by kind.",
-        [({"kind": kind}, seconds) for kind, seconds in node.loader.seconds.items()],
-    )  # fmt: skip
-    metrics.add(
-        "gauge", "tickwheel_shards_owned", "Shards that this node owns.",
-        [({}, len(node.coordinator.owned()))],
-    )  # fmt: skip
-    metrics.add_shared(
-        "gauge",
-        "tickwheel_nodes",
-        "Nodes that live and are not draining.",
-        [({}, node.coordinator.node_count())],
-    )
-    metrics.add_shared(
-        "gauge", "tickwheel_sqlite_log_bytes", "Size of the log (WAL) of the SQLite file.",
-        [({}, getattr(node.store, "log_bytes", 0))],
-    )  # fmt: skip
-    metrics.add(
-        "gauge", "tickwheel_clock_offset_seconds", "How far the store's clock is ahead of ours.",
-        [({}, getattr(node.store, "offset_ms", 0.0) / 1000)],
-    )  # fmt: skip
-
-
-def add_health(metrics: Collector, app: App) -> None:
-    """Add whether the node is ready, and for how long due tasks have been stalled."""
-    health = app.node.health
-    metrics.add(
-        "gauge", "tickwheel_ready", "Whether this node can do its work, as /readyz says.",
-        [({}, not health.unready())],
-    )  # fmt: skip
-    stalled = health.stalled
-    metrics.add(
-        "gauge", "tickwheel_stalled_seconds",
-        "For how long a task has been due that is not run although it may be, by reason.",
-        [
-            ({"reason": one}, stalled[one].seconds if one in stalled else 0)
-            for one in Reason
-        ],
-    )  # fmt: skip
-
-
-def add_services(metrics: Collector, app: App, within: str | None) -> None:
-    """Add the metrics of each service."""
-    node = app.node
-    names = {
-        name
-        for name in {*node.services, *node.dispatch.flows}
-        if within is None or namespace_of(name) == within
-    }
-    flows = [(name, flow) for name, flow in sorted(node.dispatch.flows.items()) if name in names]
-    metrics.add(
-        "gauge", "tickwheel_service_enabled", "Whether tasks of the service are sent.",
-        [
-            ({"service": name}, one.enabled)
-            for name, one in sorted(node.services.items())
-            if name in names
-        ],
-    )  # fmt: skip
-    metrics.add(
-        "gauge", "tickwheel_service_under_way", "Calls under way.",
-        [({"service": name}, flow.under_way) for name, flow in flows],
-    )  # fmt: skip
-    metrics.add(
-        "gauge", "tickwheel_service_limit", "How many calls may be under way by now.",
-        [({"service": name}, flow.limit) for name, flow in flows],
-    )  # fmt: skip
-    metrics.add(
-        "gauge", "tickwheel_service_waiting", "Due tasks in memory that wait for a permit.",
-        [({"service": name}, node.horizon.waiting(name)) for name, _ in flows],
-    )  # fmt: skip
-    metrics.add(
-        "gauge", "tickwheel_breaker", "1 for the state that the breaker is in.",
-        [
-            ({"service": name, "state": state}, flow.state is state)
-            for name, flow in flows
-            for state in BreakerState
-        ],
-    )  # fmt: skip
-    metrics.add_histograms(
-        "tickwheel_channel_latency_seconds", "How long calls took.",
-        [
-            ({"protocol": protocol, "service": name}, histogram)
-            for protocol, channel in node.channels.items()
-            for name, histogram in sorted(channel.latencies.items())
-            if name in names
-        ],
-    )  # fmt: skip
-
-
-def add_wheel(metrics: Collector, app: App) -> None:
-    """Add the entries on the wheel, by level."""
-    levels = list(enumerate(app.node.horizon.wheel.snapshot(), 1))
-    metrics.add(
-        "gauge", "tickwheel_wheel_entries", "Entries on a level of the wheel.",
-        [({"level": level}, sum(one["counts"])) for level, one in levels],
-    )  # fmt: skip
-    metrics.add(
-        "gauge", "tickwheel_wheel_tick_seconds", "The tick of a level.",
-        [({"level": level}, one["tick"] / 1000) for level, one in levels],
-    )  # fmt: skip
 
 
 def add_requests(metrics: Collector, app: App) -> None:
@@ -287,20 +56,3 @@ def add_requests(metrics: Collector, app: App) -> None:
         "tickwheel_http_request_seconds", "How long requests took.",
         [({"route": route}, one) for route, one in sorted(app.durations.items())],
     )  # fmt: skip
-
-
-def format_number(value: float) -> str:
-    """Return a number in the text format."""
-    return str(int(value)) if value == int(value) else repr(float(value))
-
-
-def format_labels(labels: Labels) -> str:
-    """Return labels in the text format."""
-    if not labels:
-        return ""
-    return "{" + ",".join(f'{name}="{escape_label(value)}"' for name, value in labels.items()) + "}"
-
-
-def escape_label(value: object) -> str:
-    """Return a label's value with its special characters escaped."""
-    return str(value).replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

@@ -29,7 +29,8 @@ from tickwheel.web.app import App, Limits
 from tickwheel.web.cluster import own_figures
 from tickwheel.web.connection_limit import ConnectionLimit, allowed_connections
 from tickwheel.web.logs import set_node_name, set_up_logging
-from tickwheel.web.metrics import collect_families
+from tickwheel.web.metrics import app_families
+from tickwheel.web.metrics_listener import bind_listener
 from tickwheel.web.peers import Peers, is_loopback
 from tickwheel.web.protocol import Protocol
 from tickwheel.web.tls import Certificate, Listener
@@ -91,9 +92,9 @@ def run(config: Config) -> int:
         if config.workers > 1 and inherited is None:
             from tickwheel.web.supervisor import supervise  # noqa: PLC0415 - rarely needed
 
-            return supervise(config, bind_listener(config))
+            return supervise(config, bind_listener(config.listen, LISTEN_BACKLOG))
         if inherited is None:
-            return start(config, bind_listener(config))
+            return start(config, bind_listener(config.listen, LISTEN_BACKLOG))
         found = Inherited.from_text(inherited)
         return start(config, socket.socket(fileno=found.listener), found)
     except (TickwheelError, OSError, ImportError, ValueError) as error:
@@ -127,16 +128,6 @@ def start(config: Config, listener: socket.socket, inherited: Inherited | None =
     return 0
 
 
-def bind_listener(config: Config) -> socket.socket:
-    """Return the socket that listens on the configured address."""
-    host, port = config.listen
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=LISTEN_BACKLOG)
-    except OSError as error:
-        raise OSError(f"{config.listen}: {error.strerror or error}") from error
-
-
 def reserve_port(address: Listen, *, shared: bool = False) -> socket.socket:
     """Return a socket that holds an address; if `shared`, others may listen on the same port."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
@@ -157,6 +148,7 @@ async def serve(
 ) -> None:
     """Run the scheduler and the API until SIGTERM, SIGINT, or the end of the supervisor."""
     descriptors.raise_limit()
+    tracing = Tracing(config.otlp_endpoint) if config.otlp_endpoint else None
     scheduler = Scheduler(
         config.store, dispatch=not config.submit_only, coordinator=config.coordinator,
         horizon=config.horizon, cap=config.cap, retention=config.retention,
@@ -166,8 +158,8 @@ async def serve(
         allow_private_targets=config.allow_private_targets, allow_targets=config.allow_target,
         own_port=listener.getsockname()[1], max_calls=config.max_calls, max_body=config.max_payload,
         grpc_tls=(config.grpc_ca, config.grpc_cert, config.grpc_key),
+        tracing=False if tracing is None else tracing.provider,
     )  # fmt: skip
-    tracing = Tracing(config.otlp_endpoint) if config.otlp_endpoint else None
     await scheduler.start()
     set_node_name(scheduler.node.name)
     try:
@@ -179,8 +171,6 @@ async def serve(
         https = config.tls_cert is not None
         peers = Peers(local=local, https=https)
         app = App(scheduler, guard, limits, loopback_only=local, tracing=tracing, peers=peers)
-        if tracing is not None:
-            tracing.follow(scheduler.node.channels)
         certificate = None
         if config.tls_cert is not None and config.tls_key is not None:
             certificate = Certificate(config.tls_cert, config.tls_key)
@@ -347,7 +337,8 @@ class Server(uvicorn.Server):
         _, lifeline, number, workers, _, directory = inherited
         app = self._app
         metrics = WorkerMetrics(
-            number, workers, directory, lambda within: collect_families(app, None, within, number),
+            number, workers, directory,
+            lambda within, counts: app_families(app, counts, within, number),
             lambda kind, namespace: own_figures(app, kind, namespace),
         )  # fmt: skip
         asyncio.get_running_loop().add_reader(lifeline, self.on_supervisor_gone, lifeline)

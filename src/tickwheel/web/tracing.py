@@ -1,21 +1,15 @@
-"""OpenTelemetry traces: a span for each request, and one for each call of a service."""
+"""OpenTelemetry traces of a server: spans of requests; all spans are sent to a collector."""
 
 from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tickwheel
-from tickwheel.durable.channel import CallTrace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-
-    from tickwheel.durable.channel import Answer, Channel
-    from tickwheel.values.service import Service
-    from tickwheel.values.task import Task
-
 
 CLOSE_SECONDS = 2.0
 
@@ -23,6 +17,7 @@ CLOSE_SECONDS = 2.0
 class Tracing:
     """Sends spans to a collector in the background, and drops those that cannot be sent.
 
+    - `provider` is for the scheduler, which traces the calls of services.
     - A span has names, ids, attempts and statuses; it has no payload, header or secret.
     """
 
@@ -38,10 +33,10 @@ class Tracing:
         except ImportError as missing:
             raise ImportError(f"{missing}; for traces: pip install 'tickwheel[otel]'") from missing
         what = {"service.name": "tickwheel", "service.version": tickwheel.__version__}
-        self._provider = TracerProvider(resource=Resource.create(what))
+        self.provider = TracerProvider(resource=Resource.create(what))
         exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer = self._provider.get_tracer("tickwheel", tickwheel.__version__)
+        self.provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self.provider.get_tracer("tickwheel", tickwheel.__version__)
         self._propagate = propagate
         self._kind = trace.SpanKind
         self._error = trace.Status(trace.StatusCode.ERROR)
@@ -77,35 +72,8 @@ class Tracing:
 
             yield ended
 
-    def follow(self, channels: Mapping[str, Channel]) -> None:
-        """Trace the calls of these channels."""
-        for channel in channels.values():
-            channel.trace = self.call
-
-    @contextmanager
-    def call(self, task: Task, service: Service) -> Iterator[CallTrace]:
-        """Trace a call; yield the trace headers to send, and a callback for the answer."""
-        what: dict[str, Any] = {
-            "tickwheel.task": task.id,
-            "tickwheel.service": service.name,
-            "tickwheel.attempt": task.attempt,
-        }
-        with self._tracer.start_as_current_span(
-            f"call {service.name}", kind=self._kind.CLIENT, attributes=what,
-            record_exception=False, set_status_on_exception=False,
-        ) as span:  # fmt: skip
-            carrier: dict[str, str] = {}
-            self._propagate.inject(carrier)
-
-            def ended(answer: Answer) -> None:
-                span.set_attribute("tickwheel.event", str(answer.event))
-                if answer.error is not None:
-                    span.set_status(self._error)
-
-            yield CallTrace(list(carrier.items()), ended)
-
     def close(self) -> None:
         """Send the remaining spans; wait for the collector for `CLOSE_SECONDS` at most."""
-        closing = threading.Thread(target=self._provider.shutdown, daemon=True)
+        closing = threading.Thread(target=self.provider.shutdown, daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)

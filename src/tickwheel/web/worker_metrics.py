@@ -20,12 +20,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from tickwheel.web.metrics import Family
+from tickwheel.durable.exposition import Family
+from tickwheel.web.metrics import merge_families
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from msgspec.json import Decoder
+
+    from tickwheel.durable.exposition import Counts
 
 T = TypeVar("T")
 
@@ -68,8 +71,8 @@ def socket_directory() -> Iterator[str]:
 class WorkerMetrics:
     """Exchanges metrics between one worker and the others.
 
-    - `own` returns the families of this process, for one namespace or for all; `figures` returns
-      its figures of one kind.
+    - `own` returns the families of this process, for one namespace or for all, and with the
+      numbers of tasks in the store or None; `figures` returns its figures of one kind.
     - `collect` and `figures_of_others` leave out a worker that is gone, hangs or sends garbage.
       They never raise, and take a second at most.
     - `open` replaces the socket of an earlier worker with this number.
@@ -80,7 +83,7 @@ class WorkerMetrics:
         number: int,
         workers: int,
         directory: str,
-        own: Callable[[str | None], list[Family]],
+        own: Callable[[str | None, Counts | None], list[Family]],
         figures: Callable[[str, str], Any] | None = None,
     ) -> None:
         self.number = number
@@ -117,6 +120,12 @@ class WorkerMetrics:
     async def collect(self, within: str | None) -> dict[int, list[Family]]:
         """Return the families of each other worker that responds, by its number."""
         return await self._request_all(within, response_decoder)
+
+    async def merge(self, within: str | None, counting: Awaitable[Counts | None]) -> list[Family]:
+        """Return the families of all workers that respond; ask them and the store concurrently."""
+        counts, by_worker = await asyncio.gather(counting, self.collect(within))
+        own = self._own(within, counts)
+        return merge_families(own, {**by_worker, self.number: own}, self.workers)
 
     async def figures_of_others(self, kind: str, namespace: str, decoder: Decoder[T]) -> list[T]:
         """Return the figures of each other worker that responds."""
@@ -158,7 +167,7 @@ class WorkerMetrics:
 
     def _response(self, question: str | FiguresRequest | None) -> Any:
         if not isinstance(question, FiguresRequest):
-            return [one for one in self._own(question) if not one.shared]
+            return [one for one in self._own(question, None) if not one.shared]
         if self._figures is None:
             raise ValueError("this worker has no figures")
         return self._figures(question.kind, question.namespace)

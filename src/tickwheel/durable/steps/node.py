@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.aio import AsyncTimer
-from tickwheel.clock import BootClock
+from tickwheel.clock import BootClock, SystemClock
 from tickwheel.durable.directory.directory import Directory
 from tickwheel.durable.log import logger
 from tickwheel.durable.metrics import summary
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tickwheel.durable.directory.vault import Vault
     from tickwheel.durable.steps.dispatch import Running
     from tickwheel.durable.store import Store
+    from tickwheel.durable.tracing import Tracing
     from tickwheel.values.service import Service
 
 FIRST_STEPS = ("coordinator", "loader", "dispatch")  # the others wait until tasks are loaded
@@ -74,6 +75,7 @@ class Node:
         self.coordinator = coordinator
         self.channels = channels
         self._timer = AsyncTimer(0.0001, clock=clock)
+        self._started = SystemClock().time()
         self._steps = steps = Steps(self._timer)
         running: dict[str, Running] = {}
         self.horizon = Horizon(
@@ -172,6 +174,16 @@ class Node:
         for step in self._steps:
             if step.name not in FIRST_STEPS:
                 step.wake()
+
+    def trace(self, tracing: Tracing) -> None:
+        """Store the trace of each submit, and trace each attempt."""
+        self.submit.current_trace = tracing.current
+        for channel in self.channels.values():
+            channel.trace = tracing.call
+
+    def uptime(self) -> float:
+        """Return the seconds since the start."""
+        return SystemClock().time() - self._started
 
     async def run_due(self) -> list[str]:
         """Run what is due until nothing is, without steps in the background; return the ids."""

@@ -79,6 +79,7 @@ class Submit:
         self._shards_to_notify: set[int] = set()
         self._notifying: asyncio.Task[None] | None = None
         self.submitted = 0
+        self.current_trace: Callable[[], str | None] | None = None
 
     def _lane(self, rows: int) -> Batch[Submission, Stored]:
         """Return a batch whose locked submissions move to the queue for those."""
@@ -126,7 +127,7 @@ class Submit:
         task = Task(
             self._ids.make(now_ms, shard), service.name, body, key, State.DELAY, due_at_ms, shard,
             priority, 0, 0, max_attempts, timeout_ms, deadline_at_ms, now_ms, now_ms, None,
-            tags_text,
+            tags_text, self.current_trace and self.current_trace(),
         )  # fmt: skip
         return Submission(task, on_conflict, idempotency)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tickwheel.durable.exposition import collect_families, exposition, store_counts
 from tickwheel.durable.store import BATCH
 from tickwheel.durable.verbs.arguments import task_view
 from tickwheel.durable.verbs.replay import ReplayVerbs
@@ -45,3 +46,11 @@ class Verbs(ReplayVerbs, ScheduleVerbs):
     async def stats(self) -> dict[str, Any]:
         """Return statistics of this process and of the store."""
         return {**self._running_node().stats(), "store": await self.counts()}
+
+    async def metrics(self) -> str:
+        """Return the metrics of this process and of the store, in Prometheus' text format.
+
+        Your web framework answers a scrape with it, as `text/plain; version=0.0.4`.
+        """
+        node = self._running_node()
+        return exposition(collect_families(node, await store_counts(node.store)))

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import re
+from itertools import chain
 
 import pytest
 
@@ -199,14 +200,17 @@ class TestAnIndex:
 async def node_before(url, monkeypatch):
     """A node of the version before, whose tasks with keys are in any shard."""
     node = PostgresStore(url, shards=SHARDS)
+    moved = postgres_schema.KEYS_MOVED
     with monkeypatch.context() as patched:
-        older = MIGRATIONS[: postgres_schema.KEYS_MOVED - 1]
-        patched.setattr(postgres_schema, "MIGRATIONS", older)
+        patched.setattr(postgres_schema, "MIGRATIONS", MIGRATIONS[: moved - 1])
         await node.open()
-    try:
-        yield node
-    finally:
-        await node.close()
+        for statement in chain(*MIGRATIONS[moved:]):
+            await node.fetch(statement)  # this version's statements name all columns
+        patched.setattr(postgres_schema, "MIGRATIONS", MIGRATIONS[:moved])
+        try:
+            yield node
+        finally:
+            await node.close()
 
 
 class TestTasksWithKeys:

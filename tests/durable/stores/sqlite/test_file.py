@@ -209,6 +209,7 @@ class TestRestored:
     ):
         backup, task_id = waiting_in_a_backup(path, start)
         later = ["task.tags", "backlog.tags", "task.delivered_to", "attempt.delivered_to"]
+        later += ["task.trace", "backlog.trace"]
         drops = ["ALTER TABLE {} DROP COLUMN {}".format(*one.split(".")) for one in later]
         changed(backup, *drops, f"PRAGMA user_version = {VERSION_BEFORE_TAGS}")
         worker = start()

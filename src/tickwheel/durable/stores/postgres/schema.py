@@ -208,6 +208,10 @@ MIGRATIONS: list[list[str]] = [
         "ALTER TABLE accepted ADD COLUMN IF NOT EXISTS delivered_to text",
         "ALTER TABLE attempt ADD COLUMN IF NOT EXISTS delivered_to text",
     ],
+    [
+        "ALTER TABLE task ADD COLUMN IF NOT EXISTS trace text",
+        "ALTER TABLE backlog ADD COLUMN IF NOT EXISTS trace text",
+    ],
 ]
 KEYS_MOVED = 11  # the version with that mark
 MIN_KNOWN_MIGRATIONS = 1  # the migrations that a program must know to work with these tables

@@ -201,6 +201,7 @@ MIGRATIONS: list[list[str]] = [
         "ALTER TABLE task ADD COLUMN delivered_to TEXT",
         "ALTER TABLE attempt ADD COLUMN delivered_to TEXT",
     ],
+    ["ALTER TABLE task ADD COLUMN trace TEXT", "ALTER TABLE backlog ADD COLUMN trace TEXT"],
 ]
 KEYS_MOVED = 6  # the version with that mark
 KEYED = """
