@@ -139,7 +139,7 @@ sanitize: $(READY) ## Run the native tests under ASan and UBSan
 	$(BIN)/python -c 'import tickwheel._wheel as core; assert core.__file__.startswith("$(SANITIZED)"), core'; \
 	$(BIN)/python -m pytest tests --capture=sys -k 'not callgrind and not close_and_make_timers' \
 	    --ignore tests/test_package.py --ignore tests/durable --ignore tests/values --ignore tests/overflow_buffers --ignore tests/contracts --ignore tests/test_servers.py \
-	    $(foreach folder,cli client fuzz http receiver service web,--ignore tests/$(folder)) \
+	    $(foreach folder,cli client fuzz http receiver service soak web,--ignore tests/$(folder)) \
 	    --ignore-glob '*_service*' --ignore-glob '*_benchmark*' --ignore tests/test_openapi_file.py $(PYTEST_ARGS)
 
 FUZZED := -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
@@ -152,7 +152,8 @@ fuzz: $(VENV)/.fuzz ## Search for inputs that fail, coverage-guided, some minute
 	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds $${TICKWHEEL_FUZZ_SECONDS:-180} $(TARGETS)
 
 .PHONY: soak
-soak: $(READY) ## Run the long forms: a million steps of the state machine, all threads at once
+soak: $(READY) ## Load all layers for 30 minutes, fail on growth; and a million steps of the state machine
+	@tools/debian-packages $(PACKAGES)
 	TICKWHEEL_SOAK_STEPS=$${TICKWHEEL_SOAK_STEPS:-1000000} \
 	    $(BIN)/python -m pytest -o faulthandler_timeout=0 tests -m soak $(PYTEST_ARGS)
 

@@ -33,7 +33,7 @@ LONG_FILES = """
     durable/steps/test_large_payloads.py durable/steps/test_functions_elsewhere.py
     durable/channels/test_broker_kill.py
     durable/stores/postgres/test_migration.py test_package.py web/test_server.py
-    web/test_browser.py test_install_docs.py test_migrate_docs.py
+    web/test_browser.py test_install_docs.py test_migrate_docs.py soak/test_soak.py
 """
 LONG = LONG_FILES.split()
 

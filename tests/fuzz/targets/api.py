@@ -1,6 +1,7 @@
 """Requests of the API: any path, query and body is answered, and never with a status of 5xx."""
 
 import json
+from typing import Any
 
 from fuzz.source import Source
 from tickwheel.web import cluster, due, services, tasks
@@ -24,7 +25,7 @@ HEADERS = (
 MOST_RUNS = 500  # of one store, which would grow
 
 
-apis = []
+apis: list[Any] = []
 
 
 def api():
