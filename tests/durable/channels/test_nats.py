@@ -135,6 +135,7 @@ async def test_messages_without_a_confirm_are_retried_when_the_server_dies(chann
     tasks = [task() for _ in range(50)]
     answers, _ = await asyncio.gather(send_many(channel, service(server), tasks), kill())
     assert {answer.event for answer in answers} == {Event.RETRY}
+    assert all("no connection: " in answer.error for answer in answers), answers[0].error
     server.start()
     (answer,) = await send_many(channel, service(server), [task()])
     assert answer.event is Event.FINISH

@@ -89,13 +89,20 @@ async def open_connection(endpoint: Endpoint, address: Address) -> NatsConnectio
         if not closed.done():
             closed.set_result(None)
 
+    async def on_error(error: Exception) -> None:
+        if connecting:
+            raise error  # nats-py would try again every two seconds
+        await connection.on_error(error)
+
     client = Client()
     connection = NatsConnection(client, closed)
+    connecting = True
     try:
         await client.connect(
             f"{endpoint.scheme}://{host}:{address.port}", allow_reconnect=False,
-            closed_cb=on_close, error_cb=connection.on_error, ping_interval=PING_SECONDS, **options,
+            closed_cb=on_close, error_cb=on_error, ping_interval=PING_SECONDS, **options,
         )  # fmt: skip
+        connecting = False
         await connection.subscribe()
     except BaseException:
         await connection.close()
