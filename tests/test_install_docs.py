@@ -15,7 +15,7 @@ from source_tree import copied_tree
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-TOOLS = {"test", "check", "docs", "bench"}
+TOOLS = {"test", "check", "docs", "bench", "fuzz"}
 SECONDS = 300
 
 
