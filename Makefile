@@ -8,7 +8,7 @@ MAKEFLAGS += --no-builtin-rules
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
-JOBS ?= 4
+JOBS ?= 5
 SERVE_ARGS ?=
 TARGETS ?=
 STORE ?= tickwheel.db

@@ -44,6 +44,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tickwheel"))
 def pytest_configure(config):
     config.addinivalue_line("markers", "soak: a long random run; select it with -m soak")
     config.addinivalue_line("markers", "chaos: hundreds of kills; select it with -m chaos")
+    if folder := servers.data_folder():  # temporary files in memory, as the data of servers
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", folder)
 
 
 def pytest_report_header(config):

@@ -1,12 +1,19 @@
 """How a run with several workers is divided among them: by files, and the long ones first.
 
-Files that use the same servers, which are slow to start, are divided as one.
+Files that use the same servers, which are slow to start, are divided as one. `seconds.txt` has the
+files that take more than a few seconds; this renews it:
+
+    make test PYTEST_ARGS=--junitxml=junit.xml && python tests/distribution.py junit.xml
 """
 
+import sys
 from collections import Counter
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 HERE = Path(__file__).resolve().parent
+SECONDS = HERE / "seconds.txt"
+LISTED_FROM = 4  # seconds
 SPREAD = {"test_asyncio_suite.py", "test_pure_timers.py"}  # each test is a long process of its own
 # Each worker that had one of these would start RabbitMQ and Kafka.
 BROKER_FILES = """
@@ -14,40 +21,40 @@ BROKER_FILES = """
     durable/channels/test_kafka.py durable/channels/test_rabbitmq.py
     durable/channels/test_celery.py durable/channels/test_stuck_broker.py
     durable/channels/test_idle_connection.py
-    celery_app/test_release.py celery_app/test_workers.py test_channel_docs.py
+    celery_app/test_release.py celery_app/test_workers.py receiver/test_queue_example.py
+    test_channel_docs.py
 """
 BROKERS = BROKER_FILES.split()
-# Few but long tests. By the number of its tests such a file would begin last, and one worker would
-# end long after the others.
-LONG_FILES = """
-    chaos/test_chaos.py test_instructions.py service/test_kill.py test_tutorial_service.py
-    test_wheel_stateful.py test_durable_benchmark.py durable/test_clock_steps.py
-    durable/test_tutorial.py contracts/test_store_stateful.py service/test_cluster.py
-    service/test_takeover.py durable/stores/postgres/test_plans.py durable/test_faults.py
-    test_servers.py web/test_supervisor.py durable/test_forks.py service/test_descriptors.py
-    service/test_receivers.py durable/test_processes.py durable/test_kill.py
-    contracts/test_tasks_lists.py durable/test_stories.py
-    durable/coordinators/test_zookeeper.py service/test_failover.py
-    service/test_zookeeper.py service/test_standstill.py service/test_attack.py
-    test_service_benchmark.py test_scale_benchmark.py test_readme_service.py
-    durable/steps/test_large_payloads.py durable/steps/test_functions_elsewhere.py
-    durable/channels/test_broker_kill.py
-    durable/stores/postgres/test_migration.py test_package.py web/test_server.py
-    web/test_browser.py test_install_docs.py test_migrate_docs.py soak/test_soak.py
-"""
-LONG = LONG_FILES.split()
 
 
 def name_of(item):
     return item.path.relative_to(HERE).as_posix()
 
 
+def scope_of(name):
+    """Return what the tests of a file are divided with: their file, or all files with brokers."""
+    return "brokers" if name in BROKERS else name
+
+
+def listed_seconds():
+    """Return the measured seconds of the long files, by name."""
+    rows = (line.split() for line in SECONDS.read_text("utf-8").splitlines())
+    return {name: int(seconds) for seconds, name in rows}
+
+
 def begin_with_long_files(items):
-    """Sort the tests by files: spread ones, brokers, long ones, then by the number of tests."""
-    counts = Counter(map(name_of, items))
-    ranks = {name: rank for rank, name in enumerate([*sorted(SPREAD), *BROKERS, *LONG])}
-    order = {name: (ranks.get(name, len(ranks)), -counts[name], name) for name in counts}
-    items.sort(key=lambda item: order[name_of(item)])
+    """Sort the tests by files: the longest first, then by the number of tests."""
+    counts = Counter(scope_of(name_of(item)) for item in items)
+    seconds = Counter()
+    for name, each in listed_seconds().items():
+        seconds[scope_of(name)] += each
+
+    def rank(item):
+        name = name_of(item)
+        scope = scope_of(name)
+        return -seconds[scope], -counts[scope], scope, name
+
+    items.sort(key=rank)
 
 
 def make_scheduler(config, log):
@@ -59,9 +66,30 @@ def make_scheduler(config, log):
     class SpreadingScheduling(LoadFileScheduling):
         def _split_scope(self, nodeid):
             file = super()._split_scope(nodeid)
-            if file.removeprefix("tests/") in BROKERS:
-                return "brokers"
-            return nodeid if Path(file).name in SPREAD else file
+            name = file.removeprefix("tests/")
+            return nodeid if name in SPREAD else scope_of(name)
 
     config.option.loadscopereorder = False  # `begin_with_long_files` has sorted them
     return SpreadingScheduling(config, log)
+
+
+def file_of(case):
+    """Return the name of the file of a test in a JUnit file: a class follows the module."""
+    parts = case.get("classname").split(".")[1:]
+    while not HERE.joinpath(*parts).with_suffix(".py").is_file():
+        parts.pop()
+    return "/".join(parts) + ".py"
+
+
+def renew_seconds(junit):
+    """Write the table of seconds from the JUnit file of a run."""
+    measured = Counter()
+    for case in ET.parse(junit).iter("testcase"):
+        measured[file_of(case)] += float(case.get("time"))
+    rows = [f"{seconds:3.0f} {name}" for name, seconds in measured.most_common()]
+    long = [row for row in rows if int(row.split()[0]) >= LISTED_FROM]
+    SECONDS.write_text("\n".join(long) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    renew_seconds(sys.argv[1])

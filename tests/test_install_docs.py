@@ -42,6 +42,7 @@ def shell(tmp_path):
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "PIP_NO_BUILD_ISOLATION": "0",  # means: without isolation
+        "PIP_NO_COMPILE": "1",
         "PIP_NO_INDEX": "1",
         "PYTHONPATH": str(packages),
         "TICKWHEEL_PURE": "1",

@@ -4,8 +4,6 @@ import importlib.machinery
 import importlib.util
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 loader = importlib.machinery.SourceFileLoader("mutants", str(ROOT / "tools/mutants"))
 spec = importlib.util.spec_from_loader("mutants", loader)
@@ -14,10 +12,10 @@ mutants = importlib.util.module_from_spec(spec)
 loader.exec_module(mutants)
 
 
-@pytest.mark.parametrize("mutant", mutants.mutants(), ids=lambda one: one.name.replace(" ", "_"))
-def test_its_text_is_in_its_file_once_and_its_tests_exist(mutant):
-    assert (ROOT / mutant.file).read_text("utf-8").count(mutant.before) == 1
-    assert mutant.after != mutant.before
-    named = [word.partition("::")[0] for word in mutant.tests if word.startswith("tests/")]
-    assert named
-    assert all((ROOT / one).is_file() for one in named)
+def test_the_text_of_each_is_in_its_file_once_and_its_tests_exist():
+    for mutant in mutants.mutants():
+        assert (ROOT / mutant.file).read_text("utf-8").count(mutant.before) == 1, mutant.name
+        assert mutant.after != mutant.before, mutant.name
+        named = [word.partition("::")[0] for word in mutant.tests if word.startswith("tests/")]
+        assert named, mutant.name
+        assert all((ROOT / one).is_file() for one in named), mutant.name

@@ -97,7 +97,7 @@ def test_make_serve_installs_only_the_server_and_make_setup_the_tools(tmp_path):
     assert extras_of("setup") == ["server", "test,check,docs,bench"]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_between_pages_exist(page):
-    for target in re.findall(r"\]\(([^)#:]+\.md)\)", page.read_text("utf-8")):
-        assert (page.parent / target).exists(), target
+def test_links_between_pages_exist():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+\.md)\)", page.read_text("utf-8")):
+            assert (page.parent / target).exists(), f"{page} has a link to {target}"

@@ -58,5 +58,5 @@ def test_no_module_is_too_long_to_read():
 
 
 def test_every_file_that_begins_first_exists():
-    names = {*distribution.LONG, *distribution.SPREAD}
+    names = {*distribution.listed_seconds(), *distribution.BROKERS, *distribution.SPREAD}
     assert {name for name in names if not (HERE / name).exists()} == set()

@@ -13,6 +13,7 @@ from contracts.stores import (
     ALL,
     HOUR,
     NOBODY,
+    ONE_DRIVER,
     SECOND,
     SHARDS,
     all_of,
@@ -39,7 +40,11 @@ from tickwheel.values.task import (
     Verdict,
 )
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
+pytestmark = [
+    pytest.mark.asyncio,
+    pytest.mark.usefixtures("watched"),
+    pytest.mark.parametrize("place", ONE_DRIVER, indirect=True),
+]
 
 
 class TestDue:

@@ -10,6 +10,7 @@ from contracts.stores import (
     EVENTS,
     HOUR,
     NOBODY,
+    ONE_DRIVER,
     RETURNS,
     SECOND,
     SHARDS,
@@ -42,7 +43,11 @@ from tickwheel.values.task import (
     Verdict,
 )
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
+pytestmark = [
+    pytest.mark.asyncio,
+    pytest.mark.usefixtures("watched"),
+    pytest.mark.parametrize("place", ONE_DRIVER, indirect=True),
+]
 MESSAGE = '{"stream": "ü", "id": "7-0"}'
 
 

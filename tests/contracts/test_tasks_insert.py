@@ -5,6 +5,7 @@ import pytest
 from contracts.stores import (
     ENDS,
     HOUR,
+    ONE_DRIVER,
     RETURNS,
     SHARDS,
     all_of,
@@ -32,7 +33,11 @@ from tickwheel.values.task import (
     Submission,
 )
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
+pytestmark = [
+    pytest.mark.asyncio,
+    pytest.mark.usefixtures("watched"),
+    pytest.mark.parametrize("place", ONE_DRIVER, indirect=True),
+]
 
 
 class TestInsert:

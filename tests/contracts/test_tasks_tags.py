@@ -4,6 +4,7 @@ import pytest
 
 from contracts.stores import (
     HOUR,
+    ONE_DRIVER,
     SHARDS,
     changed,
     ended,
@@ -21,7 +22,11 @@ from contracts.stores import (
 )
 from tickwheel.values.task import Event, Filter, State
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
+pytestmark = [
+    pytest.mark.asyncio,
+    pytest.mark.usefixtures("watched"),
+    pytest.mark.parametrize("place", ONE_DRIVER, indirect=True),
+]
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01 shop=7"
 LONGEST = " ".join(f"{number}:".ljust(32, "x") for number in range(8))

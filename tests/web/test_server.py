@@ -371,10 +371,10 @@ class TestWire:
         assert text.count(b"HTTP/1.1 ") == 2
         assert text.startswith(b"HTTP/1.1 400 ")
 
-    def test_thousands_of_pipelined_upgrades_are_declined(self, server):
+    def test_a_thousand_pipelined_upgrades_are_declined(self, server):
         one = self.GET.replace(b"Host", b"Upgrade: x\r\nConnection: upgrade\r\nHost")
         last = self.GET.replace(b"Host", b"Connection: close\r\nHost")
-        assert self.talk(server, one * 3000 + last).count(b"HTTP/1.1 200 OK") == 3001
+        assert self.talk(server, one * 1000 + last).count(b"HTTP/1.1 200 OK") == 1001
 
     def test_connect_is_refused(self, server):
         head = b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org:443\r\n\r\n"
