@@ -14,7 +14,7 @@ from soak import record as soak_record
 from soak.record import Runs
 from tickwheel.durable import Scheduler, Snooze, current_task
 
-RATE = 20.0  # scenes per second
+RATE = 30.0  # scenes per second
 RETENTION_SECONDS = 60.0
 QUICK = {"durable.steps.prune.INTERVAL_SECONDS": 5.0, "durable.steps.prune.IDEMPOTENCY_MS": 60_000}
 BATCH = 10

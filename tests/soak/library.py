@@ -14,7 +14,7 @@ import tickwheel
 from soak import record as soak_record
 from soak.record import Once
 
-RATE = 60.0  # scenes per second
+RATE = 80.0  # scenes per second
 NUMBER = 40  # of timers, operations or keys in a scene
 LONGEST_SECONDS = 2.0
 IDLE_SECONDS = 0.5
@@ -45,8 +45,8 @@ class Library:
         self._async_timer = async_timer
         self._purgatory = tickwheel.Purgatory("soak", timer)
         self._async_purgatory = tickwheel.AsyncPurgatory("soak", async_timer)
-        self._idle = tickwheel.IdleTracker(IDLE_SECONDS, report_idle, timer, tick=0.05)
-        self._async_idle = tickwheel.IdleTracker(IDLE_SECONDS, report_idle, async_timer, tick=0.05)
+        self._idle = tickwheel.IdleTracker(IDLE_SECONDS, report_idle, timer, tick=0.001)
+        self._async_idle = tickwheel.IdleTracker(IDLE_SECONDS, report_idle, async_timer, tick=0.001)
 
     async def timer(self):
         await self._churn(self._timer, self._timer.call_later)

@@ -31,6 +31,14 @@ def anonymous(pid):
     return 1024 * sum(map(int, found))
 
 
+def anonymous_or_none(pid):
+    """Return the same, or None if the process has ended."""
+    try:
+        return anonymous(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
 def cpu_seconds(pid):
     """Return the processor time of a process, and of its children that have ended."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -46,24 +54,20 @@ class Postgres:
         self.close = self._connection.close
 
     def sample(self):
-        """Return the memory of all its processes, connections, bytes, and rows by table."""
+        """Return the mean memory of its backends, how many there are, bytes, rows by table."""
         counts = ", ".join(f"(SELECT count(*) FROM tickwheel.{table})" for table in TABLES)
-        connections = "SELECT count(*) FROM pg_stat_activity WHERE application_name <> 'soak'"
-        row = self._connection.execute(
-            f"SELECT pg_database_size(current_database()), ({connections}"
-            f" AND datname = current_database()), {counts}"
-        ).fetchone()
-        memory = 0
-        for pid in [self._server.pid, *servers._descendants(self._server.pid)]:
-            try:
-                memory += anonymous(pid)
-            except (FileNotFoundError, ProcessLookupError):
-                pass  # a worker of autovacuum has ended
-        rows = {f"table {name}": {"rows": rows} for name, rows in zip(TABLES, row[2:], strict=True)}
-        return {
-            "postgres": {"memory": memory, "bytes": row[0], "connections": row[1]},
-            **rows,
-        }
+        pids, size, *rows = self._connection.execute(f"""
+            SELECT ARRAY(
+                SELECT pid FROM pg_stat_activity
+                WHERE datname = current_database() AND backend_type = 'client backend'
+                AND application_name <> 'soak'
+            ), pg_database_size(current_database()), {counts}
+        """).fetchone()
+        memory = [one for one in map(anonymous_or_none, pids) if one is not None]
+        tables = {f"table {name}": {"rows": number}
+                  for name, number in zip(TABLES, rows, strict=True)}  # fmt: skip
+        backends = {"memory": sum(memory) // max(1, len(memory)), "connections": len(pids)}
+        return {"postgres": {**backends, "bytes": size}, **tables}
 
     def cpu_seconds(self):
         pids = [self._server.pid, *servers._descendants(self._server.pid)]

@@ -26,7 +26,7 @@ from tickwheel.receiver import Accepted, Receiver, Retry
 from tickwheel.v1 import tasks_pb2, tasks_pb2_grpc
 from web.serving import SECRET
 
-RATE = 16.0  # scenes per second
+RATE = 32.0  # scenes per second
 BATCH = 10
 LATER_SECONDS = 60.0  # long after its cancel
 QUICK = {"first": 0.05, "factor": 1, "max": 0.05, "jitter": 0}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tickwheel.errors import OutOfRange
 from tickwheel.values.cron import NICKNAMES, Cron, Interval
-from tickwheel.values.schedule import rule
+from tickwheel.values.schedule import parse_cron, rule
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE
@@ -174,6 +174,12 @@ class TestExpressions:
         with pytest.raises(ValueError) as refused_alike:
             rule(None, 5_000, tz, 0)
         assert str(refused_alike.value) == str(refused.value)
+
+    def test_schedules_share_an_expression_and_keep_no_interval(self):
+        assert rule("5 4 * * *", None, "UTC", 1) is rule("5 4 * * *", None, "UTC", 2)
+        kept = parse_cron.cache_info().currsize
+        assert rule(None, 5_000, "UTC", 7) == Interval(5, 7)
+        assert parse_cron.cache_info().currsize == kept
 
     def test_what_is_not_text_is_refused(self):
         with pytest.raises(TypeError, match="must be a str, got 5"):

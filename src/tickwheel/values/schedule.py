@@ -168,11 +168,13 @@ def firing_keys(name: str) -> tuple[str, str]:
     return f"schedule:{name}\x1f", f"schedule:{name}\x20"
 
 
-@lru_cache(maxsize=100_000)
+parse_cron = lru_cache(maxsize=10_000)(Cron)  # shared by all schedules with the same expression
+
+
 def rule(cron: str | None, interval_ms: int | None, tz: str, anchor_ms: int) -> Cron | Interval:
     """Return the times of a schedule's firings; ValueError for a bad expression, period or zone."""
     if cron is not None:
-        return Cron(cron, tz)
+        return parse_cron(cron, tz)
     zone_named(tz)  # an interval needs no zone, but a wrong one must not go unnoticed
     assert interval_ms is not None
     return Interval(interval_ms / 1000, anchor_ms)

@@ -152,6 +152,8 @@ class Guard:
         left, at = self._buckets.get(token.id, (burst, now))
         left = min(burst, left + (now - at) * rate)
         self._buckets[token.id] = (left - 1 if left >= 1 else left, now)
+        if len(self._buckets) > len(self.tokens):  # some were revoked
+            self._buckets = {one: self._buckets[one] for one in self.tokens & self._buckets.keys()}
         if left < 1:
             after = max(1, round((1 - left) / rate))
             raise HttpError(

@@ -81,8 +81,10 @@ class Loader:
         self.seconds = {"near": 0.0, "scan": 0.0}  # duration of the last read of each kind
 
     def rescan(self) -> None:
-        """Read the whole horizon with the next step."""
+        """Read the whole horizon with the next step: the services have changed."""
         self._scanned_at_ms = -1
+        for name in self._limits.keys() - self._services.keys():
+            del self._limits[name]
 
     async def preload(self, shards: Collection[int]) -> None:
         """Read the tasks of shards that this node is about to own; it cannot claim them yet."""
