@@ -193,10 +193,10 @@ asyncio-tests: $(READY)
 test-pythons: ## Run the tests on each Python from 3.11 on that is found
 	@MAKE='$(MAKE)' tools/test-pythons
 
-# The tests that touch what the package depends on.
-LOWEST_TESTS := tests/web tests/http tests/client tests/cli tests/receiver tests/contracts/test_tasks.py \
+# The tests that touch what the package depends on; those in a browser test the page.
+LOWEST_TESTS := tests/web --ignore-glob '*_browser*' tests/http tests/client tests/cli tests/receiver tests/contracts/test_tasks.py \
     tests/contracts/overflow_buffer tests/durable/stores/postgres/test_store.py tests/durable/coordinators/test_zookeeper.py \
-    tests/overflow_buffers/test_buffers.py
+    tests/overflow_buffers/test_buffers.py tests/test_django.py
 
 .PHONY: mutants
 mutants: $(READY) ## Put known faults into a copy of the code, one at a time, and see that the tests catch each

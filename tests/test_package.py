@@ -94,6 +94,7 @@ PACKAGES = {
     "receiver": {"values"},
     "testing": {"durable", "values"},
     "celery": {"client", "values"},
+    "django": {"cli", "durable", "values"},
     "consumer": {"values"},
     "web": {"config", "durable", "http", "scenes", "v1", "values"},
     "cli": {"client", "config", "consumer", "durable", "http", "values", "web"},

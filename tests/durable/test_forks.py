@@ -38,33 +38,6 @@ def expire(order_id):
     with open("log", "a") as log:
         log.write(f"{order_id} {os.getpid()} {VERSION}\\n")
 """
-DJANGO = {
-    "manage.py": """
-import os, sys
-from django.core.management import execute_from_command_line
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mysite.settings")
-execute_from_command_line(sys.argv)
-""",
-    "mysite/__init__.py": "",
-    "mysite/settings.py": """
-SECRET_KEY = "secret"
-DEBUG = True
-ROOT_URLCONF = "mysite.urls"
-WSGI_APPLICATION = "mysite.wsgi.application"
-""",
-    "mysite/urls.py": """
-from django.http import JsonResponse
-from django.urls import path
-from shop import expire
-from shop_tasks import tasks
-
-def order(request, order_id):
-    tasks.submit(expire, order_id)
-    return JsonResponse({})
-
-urlpatterns = [path("orders/<order_id>", order)]
-""",
-}
 
 
 @pytest.mark.parametrize("driver", ["default", "sqlite3"])
@@ -157,12 +130,11 @@ def recipes():
 class Site:
     """A directory with the files of a recipe, and the server that was started there."""
 
-    def __init__(self, path, *names, **others):
+    def __init__(self, path, *names):
         self.path = path
         files = recipes()
-        for name, text in {name: files[name] for name in names}.items() | others.items():
-            (path / name).parent.mkdir(exist_ok=True)
-            (path / name).write_text(text)
+        for name in names:
+            (path / name).write_text(files[name])
         (path / "shop.py").write_text(SHOP)
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
@@ -193,9 +165,8 @@ class Site:
     def order(self):
         """Submit one task by a request; whether it was stored."""
         url = f"http://127.0.0.1:{self.port}/orders/{self._orders}"
-        method = "GET" if (self.path / "manage.py").exists() else "POST"
         with contextlib.suppress(OSError):
-            with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=20):
+            with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=20):
                 self._orders += 1
             return True
         return False
@@ -274,55 +245,3 @@ def test_uvicorn_with_its_reloader(tmp_path):
     with site.served("-m", "uvicorn", "with_fastapi:web", "--reload", "--port", "{port}"):
         site.check_runs()
         site.check_reload()
-
-
-def test_django_with_its_reloader(tmp_path):
-    site = Site(tmp_path, "shop_tasks.py", "mysite/wsgi.py", **DJANGO)
-    with site.served("manage.py", "runserver", "127.0.0.1:{port}", "--skip-checks"):
-        site.check_runs()
-        site.check_reload()
-
-
-def test_django_submits_on_commit_and_a_worker_runs_it(tmp_path):
-    """The worker has Django's apps; what is rolled back is not submitted."""
-    urls = """
-from checkout import order
-from django.db import transaction
-from django.http import JsonResponse
-from django.urls import path
-
-def rolled_back(request, order_id):
-    with transaction.atomic():
-        order(request, order_id)
-        transaction.set_rollback(True)
-    return JsonResponse({})
-
-urlpatterns = [path("orders/<order_id>", order), path("rolled-back/<order_id>", rolled_back)]
-"""
-    databases = """
-DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "django.db"}}
-"""
-    others = DJANGO | {
-        "mysite/urls.py": urls,
-        "mysite/settings.py": DJANGO["mysite/settings.py"] + databases,
-        "checkout.py": recipes()["checkout.py"].replace(", delay=1800", ""),
-    }
-    site = Site(tmp_path, "shop_tasks.py", "mysite/wsgi.py", "shop_worker.py", **others)
-    shop = SHOP.replace('shop.db")', 'shop.db", dispatch=False)')
-    uses_django = "    from django.apps import apps\n    apps.check_apps_ready()\n    with open"
-    (tmp_path / "shop.py").write_text(shop.replace("    with open", uses_django))
-    command = [sys.executable, "-m", "tickwheel", "worker", "shop_worker:app"]
-    worker = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
-    try:
-        with site.served("manage.py", "runserver", "127.0.0.1:{port}", "--skip-checks"):
-            url = f"http://127.0.0.1:{site.port}/rolled-back/999"
-            with urllib.request.urlopen(url, timeout=20):
-                pass
-            site.check_runs()
-        assert {pid for _, pid, _ in site.runs()} == {worker.pid}
-        assert 999 not in {order for order, _, _ in site.runs()}
-        worker.terminate()
-        assert worker.wait(60) == 0
-    finally:
-        worker.kill()
-        worker.wait(60)

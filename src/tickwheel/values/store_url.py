@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from urllib.parse import SplitResult, unquote, urlsplit
+from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 SQLITE, POSTGRES, MEMORY = "sqlite", "postgres", "memory"
 # By scheme.
@@ -44,6 +48,18 @@ def split_url(url: str) -> SplitResult:
     hosts = re.match("[^/?#]*", rest)[0]  # type: ignore[index]
     urlsplit("//" + hosts.translate(NO_BRACKETS))  # refuses letters that would become separators
     return urlsplit(f"{scheme}{colon}{rest[len(hosts) :]}")._replace(netloc=hosts)
+
+
+def sqlite_url(path: Path) -> str:
+    """Return the URL of a SQLite file."""
+    return f"{SQLITE}:///{quote(str(path))}"
+
+
+def postgres_url(database: str, user: str, password: str, options: Mapping[str, str]) -> str:
+    """Return the URL of a PostgreSQL database; host and port are options."""
+    secret = f":{quote(password, safe='')}" if password else ""
+    place = f"{quote(user, safe='')}{secret}@" if user else ""
+    return f"postgresql://{place}/{quote(database, safe='')}?{urlencode(options)}"
 
 
 def sqlite_path(url: str) -> Path:
