@@ -180,10 +180,11 @@ async def test_a_queue_that_was_deleted_is_declared_again_for_the_next_try(chann
 async def test_a_queue_that_redis_refuses_leaves_the_others_alone(channel, server):
     with Redis(port=server.port) as client:
         client.set("broken", "no list")
-        tasks = [stored(1), stored(7, routing_key="broken", declare=[]), stored(2)]
+        broken = [stored(n, routing_key="broken", declare=[]) for n in (7, 8)]
+        tasks = [stored(1), broken[0], stored(2), broken[1]]
         answers = await send_many(channel, service_for(server), tasks)
         client.delete("broken")
-    assert answers[1].event is Event.RETRY
+    assert [answer.event for answer in answers] == [Event.FINISH, Event.RETRY] * 2
     assert {"1", "2"} <= set(await asyncio.to_thread(read, server))
 
 

@@ -6,14 +6,14 @@ import json
 
 import pytest
 import pytest_asyncio
-from aiokafka import AIOKafkaConsumer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from durable.stage import START_MS, a_task
 from tickwheel.durable.channel import Delivery
 from tickwheel.durable.channels.broker import BrokerChannel
 from tickwheel.durable.channels.http.target import Targets
-from tickwheel.durable.channels.kafka import KafkaTopics
+from tickwheel.durable.channels.kafka import BATCH_BYTES, KafkaTopics
 from tickwheel.values.service import Service
 from tickwheel.values.task import Event, Ids
 
@@ -96,6 +96,43 @@ async def test_records_with_one_key_are_in_one_partition_in_order(channel, kafka
     found = await records(kafka_server, topic, 100)
     assert [one.value for one in found] == [one.body for one in tasks]
     assert len({one.partition for one in found}) == 1
+
+
+async def test_records_that_do_not_fit_into_one_batch_stay_in_order(channel, kafka_server, topic):
+    tasks = [task(b'"%s"' % (b"%d" % n * (BATCH_BYTES // 2)), key="same") for n in range(3)]
+    tasks += [task(b'"%s"' % (b"x" * 2 * BATCH_BYTES), key="same"), task(key="same")]
+    answers = await send_many(channel, service(kafka_server, topic), tasks)
+    assert [json.loads(one.result_body)["offset"] for one in answers] == [0, 1, 2, 3, 4]
+    found = await records(kafka_server, topic, 5)
+    assert [one.value for one in found] == [one.body for one in tasks]
+
+
+async def test_records_that_come_while_a_batch_is_under_way_form_the_next(
+    channel, kafka_server, topic, monkeypatch
+):
+    one = service(kafka_server, topic)
+    await send_many(channel, one, [task(key="same")])
+    sizes, send_batch = [], AIOKafkaProducer.send_batch
+
+    async def count(self, batch, *arguments, **options):
+        sizes.append(batch.record_count())
+        return await send_batch(self, batch, *arguments, **options)
+
+    monkeypatch.setattr(AIOKafkaProducer, "send_batch", count)
+    kafka_server.pause()
+    try:
+        sent = []
+        for _ in range(20):
+            sent.append(asyncio.ensure_future(send_many(channel, one, [task(key="same")])))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+    finally:
+        kafka_server.resume()
+    answers = [answer for (answer,) in await asyncio.gather(*sent)]
+    places = {json.loads(answer.result_body)["offset"] for answer in answers}
+    assert places == set(range(1, 21))
+    assert sum(sizes) == 20
+    assert len(sizes) <= 4  # under way, in the producer, waiting for that, and the rest
 
 
 async def test_a_missing_topic_is_retried_and_holds_up_no_other(channel, kafka_server, topic):

@@ -336,17 +336,28 @@ class AmqpPublisher(Publisher):
         self._ready.clear()
 
 
+class Command(NamedTuple):
+    """A command for Redis, and the numbers of the messages that need it."""
+
+    words: list[Any]
+    numbers: list[int]
+
+
 class RedisPublisher(Publisher):
     """Publishes to Redis: kombu makes the commands, which are sent in one round trip.
 
-    The pipelines of kombu and redis-py take most of the time of a delivery. Before version 5.7
-    kombu has none, and sends each command itself.
+    - The pipelines of kombu and redis-py take most of the time of a delivery. Before version 5.7
+      kombu has none, and sends each command itself.
+    - All messages for one list are pushed by one command. Replies to many commands come in many
+      parts, and for each of these this thread would wait for the others.
     """
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
         channel = connection.default_channel
-        self._commands: list[list[Any]] = []
+        self._commands: list[Command] = []
+        self._pushes: dict[str, Command] = {}  # by the key of the list
+        self._number = 0  # of the message that kombu publishes
         channel.basic_publish = partial(channel.basic_publish, _publish_batch=self)
         self._producer = Producer(channel, auto_declare=False)
         self._client = channel.client
@@ -356,27 +367,35 @@ class RedisPublisher(Publisher):
 
     def add(self, name: str, *arguments: Any) -> None:
         """Take a command for the message that kombu publishes."""
-        self._commands.append([name.upper(), *arguments])
+        key, *values = arguments
+        command = self._pushes.get(key) if name == "lpush" else None
+        if command is None:
+            command = Command([name.upper(), key], [])
+            self._commands.append(command)
+            if name == "lpush":
+                self._pushes[key] = command
+        command.words.extend(values)
+        command.numbers.append(self._number)
 
     def ping(self) -> None:
         """Wait for the answer to a PING."""
         self._client.ping()
 
     def _confirm(self, messages: Sequence[Stored]) -> list[str | None]:
-        self._commands, numbers = [], list[int]()
+        self._commands, self._pushes = [], {}
         errors = []
-        for number, message in enumerate(messages):
+        for self._number, message in enumerate(messages):
             errors.append(self._send(self._producer, message))
-            numbers += [number] * (len(self._commands) - len(numbers))
         if self._commands:
-            for number, reply in zip(numbers, self._execute(), strict=True):
+            for command, reply in zip(self._commands, self._execute(), strict=True):
                 if isinstance(reply, ResponseError):
-                    errors[number] = f"Redis has refused it: {reply!s:.300}"
+                    for number in command.numbers:
+                        errors[number] = f"Redis has refused it: {reply!s:.300}"
         return errors
 
     def _execute(self) -> list[Any]:
         """Send the commands, and return their replies; an error reply is an exception."""
-        packed = b"".join([encode_command(self._with_prefix(one)) for one in self._commands])
+        packed = b"".join([encode_command(self._with_prefix(one.words)) for one in self._commands])
         pool = self._client.connection_pool
         connection = pool.get_connection()
         try:

@@ -12,10 +12,14 @@ that tickwheel repeats, because the connection failed before the confirm, is a n
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, NamedTuple
+import itertools
+import json
+import random
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
 
-from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from tickwheel.values.kafka_options import (
     SCHEMES,
@@ -25,7 +29,9 @@ from tickwheel.values.kafka_options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
+
+    from aiokafka.producer.message_accumulator import BatchBuilder
 
     from tickwheel.durable.channels.broker import Address, Message
     from tickwheel.values.endpoint import Endpoint
@@ -91,53 +97,106 @@ class KafkaTopics:
         return connection
 
 
+class OpenBatch:
+    """Records of one partition, and their messages; `job` sends them and returns a failure."""
+
+    __slots__ = ("builder", "job", "messages")
+
+    def __init__(self, builder: BatchBuilder) -> None:
+        self.builder = builder
+        self.messages: list[Message] = []
+        self.job: asyncio.Task[bool]
+
+
 class KafkaConnection:
-    """A producer, and its connections to the brokers of a cluster."""
+    """A producer, and its connections to the brokers of a cluster.
+
+    The batches of a partition are sent one after another. Records that come in the meantime form
+    the next batch. The producer can do that, too, at the price of a future for each record.
+    """
 
     def __init__(self, producer: AIOKafkaProducer) -> None:
         self._producer = producer
+        self._open: dict[TopicPartition, OpenBatch] = {}
+        self._turns: defaultdict[TopicPartition, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._jobs: set[asyncio.Task[bool]] = set()
 
     async def publish(self, route: Topic, messages: Sequence[Message]) -> None:
         """Send all messages, then wait for their confirms."""
         try:
             async with asyncio.timeout(TOPIC_SECONDS):
-                await self._producer.partitions_for(route.name)
+                partitions = await self._producer.partitions_for(route.name)
         except (TimeoutError, KafkaError) as error:
             why = str(error) or "it does not exist, or its broker is down"
             for message in messages:
                 message.refuse(f"the topic {route.name!r} cannot be written: {why}")
             return
-        sent = [one for message in messages if (one := await self._send(route, message))]
-        if sent:
-            await asyncio.wait(sent)
+        jobs = self._add(route, messages, partitions)
+        if jobs:
+            await asyncio.wait(jobs)
         # After a refused record, the cluster refuses all that follow it in its partition.
-        is_refused = any(not one.cancelled() and one.exception() for one in sent)
+        is_refused = any(job.cancelled() or job.result() for job in jobs)
         if is_refused or self._producer._sender.sender_task.done():  # the latter: a fatal error
             raise ConnectionError("the producer has failed, and starts again")
 
-    async def _send(self, route: Topic, message: Message) -> asyncio.Future[Any] | None:
-        """Send a message; its confirm ends it."""
-        headers = [(name, text.encode()) for name, text in message.headers]
+    def _add(
+        self, route: Topic, messages: Sequence[Message], partitions: Collection[int]
+    ) -> set[asyncio.Task[bool]]:
+        """Add the messages to batches; return the jobs that send these."""
+        available = self._producer.client.cluster.available_partitions_for_topic(route.name)
+        spread = list(available or partitions)
+        random.shuffle(spread)
+        anywhere = itertools.cycle(spread)
+        jobs: set[asyncio.Task[bool]] = set()
+        for message in messages:
+            key = route.key_of(message.task)
+            headers = [(name, text.encode()) for name, text in message.headers]
+            try:
+                self._producer._serialize(key, message.body, headers)
+            except MessageSizeTooLargeError as error:
+                message.refuse(describe(error), healthy=None)
+                continue
+            if key is None:
+                partition = next(anywhere)
+            else:
+                partition = self._producer._partition(route.name, None, None, None, key, None)
+            where = TopicPartition(route.name, partition)
+            batch = self._open.get(where)
+            if batch is None or not append(batch, key, message, headers):
+                batch = self._open_batch(where)
+                append(batch, key, message, headers)
+            jobs.add(batch.job)
+        return jobs
+
+    def _open_batch(self, where: TopicPartition) -> OpenBatch:
+        batch = self._open[where] = OpenBatch(self._producer.create_batch())
+        batch.job = asyncio.get_running_loop().create_task(self._send(where, batch))
+        self._jobs.add(batch.job)
+        batch.job.add_done_callback(self._jobs.discard)
+        return batch
+
+    async def _send(self, where: TopicPartition, batch: OpenBatch) -> bool:
+        """Send a batch after those before it, and end its messages; return whether it failed."""
+        topic, partition = where
+        async with self._turns[where]:
+            if self._open.get(where) is batch:  # otherwise it was full
+                del self._open[where]
+            try:
+                confirm = await self._producer.send_batch(batch.builder, topic, partition=partition)
+            except KafkaError as error:
+                for message in batch.messages:
+                    message.refuse(describe(error), healthy=None)
+                return False
         try:
-            confirm: asyncio.Future[Any] = await self._producer.send(
-                route.name, message.body, key=route.key_of(message.task), headers=headers
-            )
-        except KafkaError as error:  # too large, for example
-            message.refuse(describe(error), healthy=None)
-            return None
-
-        def end(confirm: asyncio.Future[Any]) -> None:
-            if confirm.cancelled():
-                return
-            if (error := confirm.exception()) is not None:
+            first = (await confirm).offset
+        except KafkaError as error:
+            for message in batch.messages:
                 message.refuse(describe(error))
-                return
-            record = confirm.result()
-            place = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
-            message.confirm(place)
-
-        confirm.add_done_callback(end)
-        return confirm
+            return True
+        place = json.dumps({"topic": topic, "partition": partition}, ensure_ascii=False)[:-1]
+        for offset, message in enumerate(batch.messages, first):
+            message.confirm(f'{place}, "offset": {offset}}}')
+        return False
 
     async def ping(self) -> None:
         """Return at once: a producer reconnects by itself, and repeats what it has sent."""
@@ -149,11 +208,23 @@ class KafkaConnection:
         """
         producer = self._producer
         producer._closed = True
+        for job in self._jobs:
+            job.cancel()
         await producer.client.close()
         sending = producer._sender.sender_task
         while sending is not None and not sending.done():
             sending.cancel()  # again: it first waits for the requests under way, then ends them
             await asyncio.wait([sending], timeout=CANCEL_SECONDS)
+
+
+def append(
+    batch: OpenBatch, key: bytes | None, message: Message, headers: list[tuple[str, bytes]]
+) -> bool:
+    """Append a message to a batch; return False if the batch is full."""
+    added = batch.builder.append(timestamp=None, key=key, value=message.body, headers=headers)
+    if added is not None:
+        batch.messages.append(message)
+    return added is not None
 
 
 def describe(error: BaseException) -> str:

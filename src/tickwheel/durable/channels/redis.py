@@ -12,7 +12,7 @@ An entry has the headers as fields, and the payload in the field `payload`.
 from __future__ import annotations
 
 import asyncio
-import itertools
+import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis.asyncio.connection import Connection, SSLConnection
@@ -23,7 +23,7 @@ from redis.exceptions import BusyLoadingError, ReadOnlyError, RedisError, Respon
 from tickwheel.durable.channels.broker import ConnectionDied
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from tickwheel.durable.channels.broker import Address, Message
     from tickwheel.values.endpoint import Endpoint
@@ -34,10 +34,14 @@ NO_SERVICE = (ReadOnlyError, BusyLoadingError)  # another server is the primary,
 
 
 class Stream(NamedTuple):
-    """Where the messages of a service go, and the first words of the command that adds one."""
+    """Where the messages of a service go.
+
+    `start` has the first words of the command that adds one, encoded, and `words` their number.
+    """
 
     name: str
-    command: tuple[str, ...]
+    start: bytes
+    words: int
 
 
 class RedisStreams:
@@ -59,7 +63,8 @@ class RedisStreams:
             raise ValueError("the endpoint must name the stream: redis://host/0?stream=orders")
         maxlen = endpoint.number("maxlen", 1, 2**53)
         trim = () if maxlen is None else ("MAXLEN", "~", str(maxlen))
-        route = Stream(stream, ("XADD", stream, *trim, "*"))
+        words = [word.encode() for word in ("XADD", stream, *trim, "*")]
+        route = Stream(stream, b"".join(map(encode_word, words)), len(words))
         return endpoint._replace(path=path, options=()), route
 
     async def connect(self, endpoint: Endpoint, addresses: Sequence[Address]) -> RedisConnection:
@@ -108,12 +113,12 @@ class RedisConnection:
 
     async def publish(self, route: Stream, messages: Sequence[Message]) -> None:
         """Add all messages in one round trip."""
-        start = [word.encode() for word in route.command]
+        place = json.dumps({"stream": route.name}, ensure_ascii=False)[:-1]
         async with self._turn:
             reader = self._connection._reader
             if reader is None or reader.at_eof() or reader.exception() is not None:
                 raise ConnectionDied("the connection was lost")
-            await self._connection.send_packed_command([encode(start, one) for one in messages])
+            await self._connection.send_packed_command([encode(route, one) for one in messages])
             for message in messages:
                 try:
                     reply = await self._connection.read_response()
@@ -122,7 +127,7 @@ class RedisConnection:
                 except ResponseError as error:
                     message.refuse(f"the stream {route.name!r} has refused it: {error}")
                 else:
-                    message.confirm({"stream": route.name, "id": reply.decode()})
+                    message.confirm(f'{place}, "id": "{reply.decode()}"}}')
 
     async def ping(self) -> None:
         """Wait for the answer to a PING."""
@@ -135,10 +140,16 @@ class RedisConnection:
         await self._connection.disconnect(nowait=True)
 
 
-def encode(start: Iterable[bytes], message: Message) -> bytes:
-    """Return the command for a message, as Redis reads it."""
-    fields = itertools.chain.from_iterable(message.headers)
-    words = [*start, *(field.encode() for field in fields), b"payload", message.body]
-    return b"*%d\r\n" % len(words) + b"".join(
-        [b"$%d\r\n%b\r\n" % (len(word), word) for word in words]
-    )
+def encode(route: Stream, message: Message) -> bytes:
+    """Return the command for a message, as Redis reads it. Headers are ASCII."""
+    fields = [
+        f"${len(name)}\r\n{name}\r\n${len(text)}\r\n{text}\r\n" for name, text in message.headers
+    ]
+    payload = encode_word(b"payload") + encode_word(message.body)
+    count = route.words + 2 * len(fields) + 2
+    return b"*%d\r\n%b%b%b" % (count, route.start, "".join(fields).encode("ascii"), payload)
+
+
+def encode_word(word: bytes) -> bytes:
+    """Return one word of a command."""
+    return b"$%d\r\n%b\r\n" % (len(word), word)
