@@ -67,7 +67,8 @@ def test_a_low_limit_of_open_files_reduces_the_connections_with_a_message():
 def test_a_broken_promise_is_an_exit_code():
     """The load test detects a tracker that reports no key."""
     code = (
-        "import runpy, sys, tickwheel; tickwheel.IdleTracker._report = tickwheel.IdleTracker._expire;"
+        "import runpy, sys; from tickwheel import IdleTracker;"
+        "IdleTracker._report = IdleTracker._expire;"
         f"sys.argv = [{str(EXAMPLE)!r}, '--connections=50', '--timeout=0.5', '--silent=5'];"
         f"runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')"
     )

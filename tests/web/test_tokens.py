@@ -52,3 +52,15 @@ class TestTokens:
         admin = api.token("admin")
         for name in ("", " ", "a\nb", "\x1b[31m", "x" * 201):
             api.post("/v1/tokens", wanted(name=name), token=admin).refused(422, "invalid")
+
+
+def test_a_revoked_token_leaves_nothing_behind(make_api):
+    api = make_api()
+    kept = api.token("read", rate=0.01)
+    api.get("/v1/tasks", token=kept, status=200)
+    for _ in range(5):
+        token = api.token("read", rate=1)
+        api.get("/v1/tasks", token=token, status=200)
+        api.revoke(token)
+    api.get("/v1/tasks", token=kept).refused(429, "rate_limited")
+    assert [*api.app.guard._buckets] == [kept.split("_")[1]]

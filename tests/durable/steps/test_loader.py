@@ -386,23 +386,15 @@ class TestManyServices:
         assert [sorted(names) for names in many.windows] == [["s7", "s8"], ["s7"]]
         assert many.delays() == [1, 30]
 
-    async def test_a_deleted_service_leaves_nothing_behind(self, many):
-        for number in range(5):
-            many.services[f"short-lived-{number}"] = Service(f"short-lived-{number}")
-            await many.put(1, service=f"short-lived-{number}")
-        await many.loader.step()
-        assert len(many.loader._limits) == 5
-        for number in range(5):
-            del many.services[f"short-lived-{number}"]
-        many.loader.rescan()
-        assert many.loader._limits == {}
-
-    async def test_a_service_that_gets_a_task_is_in_the_next_read(self, many):
+    async def test_a_service_is_read_from_its_first_task_until_it_is_deleted(self, many):
         await many.loader.step()
         await many.put(0.5, service="s7")
         await many.loader.step()
         assert many.windows == [[], ["s7"]]
         assert many.delays() == [0.5]
+        del many.services["s7"]
+        many.loader.rescan()
+        assert "s7" not in many.loader._limits
 
     async def test_a_short_read_asks_for_services_due_since_the_last_one(self, many):
         asked = []
