@@ -1,11 +1,14 @@
 """Measure the dashboard: pages with 10^6 tasks in the store, and what an open browser costs.
 
     .venv/bin/python benchmarks/dashboard.py [--tasks 1000000] [--rate 1000] [--seconds 20]
-        [--store postgresql://...]
+        [--rounds 3] [--store postgresql://...]
 
 A server on a new SQLite file, or on an empty database of PostgreSQL, holds the tasks and fires
-`rate` of them a second at a callee. The script times the first page and the lists, then compares
-the server's CPU time and lateness without a reader and with one reader of the stream. It prints
+`rate` of them a second at a callee. The script times the first page in a headless Chromium, and the
+lists. Then it compares the server's CPU time and lateness in turns: nobody looks, a program
+reads the stream, the overview is open in Chromium. The program shows what the server spends for a
+browser on another machine: on a small one, a browser that draws competes for the cores. An interval
+is as long as the time between two large reads of the loader, so that each has one. It prints
 figures; nothing is written.
 """
 
@@ -24,6 +27,8 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+
+from playwright.sync_api import sync_playwright
 
 from tickwheel.durable.metrics import Histogram
 from tickwheel.durable.stores.postgres.store import PostgresStore
@@ -49,7 +54,9 @@ async def main():
     await server.serve_forever()
 asyncio.run(main())
 """
-START_MS = 20_000  # after the last bulk task is stored, the first one fires
+STORE_RATE = 10_000  # tasks that are stored a second, at least: those that fire begin later
+SETTLE_SECONDS = 3  # after a watcher has come or gone, before an interval begins
+WATCHERS = ("nobody", "a stream", "a browser")
 LISTS = {
     "tasks": "/v1/tasks?limit=50&truncate=0",
     "tasks of a service": "/v1/tasks?limit=50&truncate=0&service=bulk",
@@ -73,8 +80,11 @@ async def fill(url, number, rate, seconds):
     await insert(
         store, ids, [("bulk", later + chance.randrange(604_800_000)) for _ in range(number)]
     )
-    start = int(store.now_ms()) + START_MS
+    start = int(store.now_ms()) + 10_000 + rate * seconds * 1000 // STORE_RATE
     await insert(store, ids, [("work", start + n * 1000 // rate) for n in range(rate * seconds)])
+    if isinstance(store, PostgresStore):  # what it would do after so many rows, at any time
+        await store.fetch("VACUUM (ANALYZE) task")
+        await store.fetch("CHECKPOINT")
     await store.close()
     return start
 
@@ -100,31 +110,38 @@ def cpu_seconds(pid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-class Reader(threading.Thread):
-    """Reads the stream, as one browser does."""
+class Stream:
+    """Reads the stream, as a browser does, and draws nothing."""
 
     def __init__(self, address):
-        super().__init__(daemon=True)
         self.socket = socket.create_connection(address)
         host = f"{address[0]}:{address[1]}"
         self.socket.sendall(f"GET /v1/live HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
         self.bytes = 0
+        self.thread = threading.Thread(target=self.read, daemon=True)
+        self.thread.start()
 
-    def run(self):
+    def read(self):
         while data := self.socket.recv(65_536):
             self.bytes += len(data)
+
+    def close(self):
+        self.socket.shutdown(socket.SHUT_RDWR)
+        self.thread.join()
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tasks", type=int, default=1_000_000)
     parser.add_argument("--rate", type=int, default=1_000)
-    parser.add_argument("--seconds", type=int, default=20, help="of each of the two phases")
+    parser.add_argument("--seconds", type=int, default=20, help="of each interval")
+    parser.add_argument("--rounds", type=int, default=3, help="intervals of each kind")
     parser.add_argument("--store", help="an empty database; by default a new SQLite file")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         url = options.store or f"sqlite:///{folder}/tasks.db"
-        start = asyncio.run(fill(url, options.tasks, options.rate, 2 * options.seconds + 20))
+        seconds = 30 + options.rounds * len(WATCHERS) * (options.seconds + SETTLE_SECONDS + 1)
+        start = asyncio.run(fill(url, options.tasks, options.rate, seconds))
         sink = subprocess.Popen([sys.executable, "-c", SINK], stdout=subprocess.PIPE)
         port = int(sink.stdout.readline())
         command = [sys.executable, "-m", "tickwheel", "serve", "--store", url,
@@ -156,52 +173,78 @@ def measure(address, pid, sink, start, options):
         ask("PUT", f"/v1/services/{name}", json.dumps(config | {"enabled": name == "work"}))
     while time.time() * 1000 < start + 3_000:
         time.sleep(0.2)
-    lateness = lambda: json.loads(ask("GET", "/v1/stats")[1])  # noqa: E731
-    first_page(address)
     hour = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3600))
-    for name, target in LISTS.items():
-        took = [ask("GET", target.format(hour=hour))[0] for _ in range(9)]
-        middle, most = statistics.median(took) * 1000, max(took) * 1000
-        print(f"{name:<30} median {middle:6.0f} ms   slowest {most:6.0f} ms")
-    for readers in (0, 1):
-        opened = [Reader(address) for _ in range(readers)]
-        for reader in opened:
-            reader.start()
-        before, cpu, began = lateness(), cpu_seconds(pid), time.perf_counter()
-        time.sleep(options.seconds)
-        seconds = time.perf_counter() - began
-        used, after = cpu_seconds(pid) - cpu, lateness()
-        late = Histogram()
-        both = zip(before["lateness"]["buckets"], after["lateness"]["buckets"], strict=True)
-        late.add([then[1] - first[1] for first, then in both], 0)
-        fired = (after["sent"] - before["sent"]) / seconds
-        p50, p99 = (late.quantile(part) or 0.0 for part in (0.5, 0.99))
-        print(
-            f"{readers} readers: {fired:.0f} fired/s, CPU {100 * used / seconds:.1f} % of a core,"
-            f" lateness p50 {p50 * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms"
-            + "".join(f", {one.bytes / seconds / 1024:.1f} KiB/s" for one in opened)
-        )
-        for reader in opened:
-            reader.socket.shutdown(socket.SHUT_RDWR)
-
-
-def first_page(address):
-    """Print how long a browser needs until the overview shows figures."""
-    from playwright.sync_api import sync_playwright
-
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path="/usr/bin/chromium", args=["--no-sandbox"]
         )
-        times = []
-        for _ in range(3):
-            page = browser.new_context().new_page()
-            began = time.perf_counter()
-            page.goto(f"http://{address[0]}:{address[1]}/", wait_until="commit")
-            page.locator(".ring-legend b").first.wait_for()
-            times.append(time.perf_counter() - began)
-            page.context.close()
+        first_page(browser, address)
+        for name, target in LISTS.items():
+            took = [ask("GET", target.format(hour=hour))[0] for _ in range(9)]
+            middle, most = statistics.median(took) * 1000, max(took) * 1000
+            print(f"{name:<30} median {middle:6.0f} ms   slowest {most:6.0f} ms")
+        intervals = {kind: [] for kind in WATCHERS}
+        for _ in range(options.rounds):
+            for kind in WATCHERS:
+                watcher = watch(kind, browser, address)
+                time.sleep(SETTLE_SECONDS)
+                intervals[kind].append(interval(ask, pid, options.seconds))
+                if watcher is not None:
+                    watcher.close()
         browser.close()
+    report(intervals)
+
+
+def watch(kind, browser, address):
+    """Begin to look at the overview, as `kind` says."""
+    if kind == "a browser":
+        return open_overview(browser, address)[0].context
+    return Stream(address) if kind == "a stream" else None
+
+
+def interval(ask, pid, seconds):
+    """Return the server's rate, CPU time per second, lateness p50 and p99 over some seconds."""
+    stats = lambda: json.loads(ask("GET", "/v1/stats")[1])  # noqa: E731
+    before, cpu, began = stats(), cpu_seconds(pid), time.perf_counter()
+    time.sleep(seconds)
+    used, passed, after = cpu_seconds(pid) - cpu, time.perf_counter() - began, stats()
+    late = Histogram()
+    both = zip(before["lateness"]["buckets"], after["lateness"]["buckets"], strict=True)
+    late.add([then[1] - first[1] for first, then in both], 0)
+    p50, p99 = (late.quantile(part) or 0.0 for part in (0.5, 0.99))
+    return (after["sent"] - before["sent"]) / passed, used / passed, p50, p99
+
+
+def report(intervals):
+    """Print what was measured while each kind of watcher looked, and what it cost."""
+    shown = lambda values, unit=1: " ".join(f"{unit * one:.1f}" for one in values)  # noqa: E731
+    usual = statistics.median(cpu for _, cpu, _, _ in intervals["nobody"])
+    for kind, found in intervals.items():
+        rates, cpus, p50s, p99s = zip(*found, strict=True)
+        cost = statistics.median(cpus) - usual
+        print(
+            f"{kind} looks: {statistics.median(rates):.0f} fired/s; CPU {shown(cpus, 100)} % of a"
+            f" core ({100 * cost:+.1f}); lateness p50 {shown(p50s, 1000)} ms,"
+            f" p99 {shown(p99s, 1000)} ms"
+        )
+
+
+def open_overview(browser, address):
+    """Return a page of a new profile that shows figures, and how long it took from its address."""
+    page = browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
+    began = time.perf_counter()
+    page.goto(f"http://{address[0]}:{address[1]}/", wait_until="commit")
+    page.locator(".ring-legend b").first.wait_for()
+    return page, time.perf_counter() - began
+
+
+def first_page(browser, address):
+    """Print how long a browser with an empty cache needs until the overview shows figures."""
+    times = []
+    for _ in range(5):
+        page, took = open_overview(browser, address)
+        times.append(took)
+        page.context.close()
     print(f"first page with figures: {', '.join(f'{one * 1000:.0f} ms' for one in times)}")
 
 

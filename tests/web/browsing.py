@@ -15,8 +15,12 @@ EXPECTED = re.compile(
 
 @contextmanager
 def opened(browser, url, **options):
-    """Give a page of a new profile; in the end, no console error was seen."""
+    """Give a page of a new profile; in the end, no console error was seen.
+
+    Nothing moves on it, unless `reduced_motion` says so: software draws each frame.
+    """
     options.setdefault("viewport", DESKTOP)
+    options.setdefault("reduced_motion", "reduce")
     context = browser.new_context(**options)
     page = context.new_page()
     page.set_default_timeout(20_000)

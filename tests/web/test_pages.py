@@ -46,6 +46,15 @@ def test_every_file_that_the_document_and_the_scripts_name_is_served(api):
         assert answer.headers["x-content-type-options"] == "nosniff"
 
 
+@pytest.mark.parametrize("path", ["/", "/lab"])
+def test_a_document_names_every_module_so_that_all_load_at_once(api, path):
+    named = re.findall(r'"modulepreload" href="static/([^"]+)"', api.get(path).body.decode())
+    scripts = [(FOLDER / name).read_text("utf-8") for name in named]
+    imported = {name for text in scripts for name in re.findall(r'from "\./([^"]+)"', text)}
+    assert imported
+    assert imported <= {*named}
+
+
 def test_a_file_is_sent_once_and_compressed(api):
     plain = api.get("/static/tickwheel.css", status=200)
     packed = api.get("/static/tickwheel.css", headers={"accept-encoding": "gzip, br"}, status=200)

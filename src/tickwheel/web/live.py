@@ -4,11 +4,13 @@ A stream is server-sent events. Each message replaces the last one of its name, 
 misses messages and costs no memory; a reader that takes none for a while is dropped. The sampler of
 a namespace runs while somebody watches it, and reads the figures of the whole cluster.
 
-- `figures`: the statistics of all nodes, rates and lateness of the last seconds, tasks in the store
+- `figures`: the statistics of all nodes, rates and lateness of the last seconds
+- `store`: the numbers of tasks in the store
 - `wheel`: the wheel alone, several times a second, if this process is the only node
 - `cluster`: nodes and owners of shards, when they change
 - `due`: how many tasks are due in the next minute, hour, day and week
-- `history`: rates and lateness of the last minutes, for a new reader
+- `history`: rates and lateness of the last minutes, for a new reader, whose other first messages
+  may be a second old
 - `trouble`: why there are no figures now
 """
 
@@ -102,7 +104,6 @@ class Sampler:
         self._latest: dict[str, bytes] = {}
         self._samples: deque[Sample] = deque(maxlen=WINDOW + 1)
         self._history: deque[list[float | None]] = deque(maxlen=HISTORY)
-        self._store: Any = None
         self._alone = True
         self._running: asyncio.Task[None] | None = None
 
@@ -111,7 +112,8 @@ class Sampler:
 
     def add(self, watcher: Watcher) -> None:
         """Give a new reader the history and the latest messages, and start to sample."""
-        watcher.put("history", message("history", [*self._history]))
+        known = {"at": self._app.now_ms(), "rows": [*self._history]}
+        watcher.put("history", message("history", known))
         for name, latest in self._latest.items():
             watcher.put(name, latest)
         self._watchers.append(watcher)
@@ -156,16 +158,15 @@ class Sampler:
         if not self._watchers:
             return
         call = self._call()
-        if turn % COUNT_TURNS == 0:
-            self._store = await store_counts(call.app.node.store)
         stats: Stats = await merged_figures(call, Stats)
         self._alone = len(stats.by_node) == 1
         self._add_sample(stats)
         self._send("figures", self._figures(now_ms, stats))
+        if turn % COUNT_TURNS == 0:  # after the figures: with many tasks, a count takes longest
+            self._send("store", await store_counts(call.app.node.store))
         if turn % CLUSTER_TURNS == 0:
             await self._send_cluster(call)
-        if turn % TURNS == 0:
-            await self._send_due(call)
+        await self._send_due(call)
 
     def _call(self) -> Call:
         """Return a request for the figures of the cluster, with the newest reader's token.
@@ -200,13 +201,7 @@ class Sampler:
         lateness = lateness_between(self._samples[0], newest)
         row = [rates.get(name) for name in ("submitted", "sent", *ENDED)]
         self._history.append([now_ms, *row, lateness["p50"], lateness["p99"]])
-        return {
-            "at": now_ms,
-            "rates": rates,
-            "lateness": lateness,
-            "store": self._store,
-            "stats": stats,
-        }
+        return {"at": now_ms, "rates": rates, "lateness": lateness, "stats": stats}
 
     async def _send_cluster(self, call: Call) -> None:
         here = self._app.node.name

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 from functools import cache
 from importlib import resources
 from string import Template
@@ -62,8 +63,14 @@ def file_named(name: str) -> File | None:
 
 @cache
 def template_named(name: str) -> Template:
-    """Return a document without its base."""
-    return Template((FOLDER / name).read_text("utf-8"))
+    """Return a document without its base; it names all its modules, so they load at once."""
+    text = (FOLDER / name).read_text("utf-8")
+    modules = re.findall(r'src="static/([^"]+)" type="module"', text)
+    for module in modules:  # it grows by what they import
+        imports = re.findall(r'from "\./([^"]+)"', (FOLDER / module).read_text("utf-8"))
+        modules += [one for one in imports if one not in modules]
+    links = "\n".join(f'<link rel="modulepreload" href="static/{one}">' for one in modules)
+    return Template(text.replace("</head>", f"{links}\n</head>"))
 
 
 async def page(call: Call) -> Reply:

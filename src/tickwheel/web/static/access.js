@@ -41,6 +41,18 @@ async function create(first, reload) {
   reload();
 }
 
+/** Who did it: a token's name above its id, or another word. */
+function actor(text) {
+  const [, id, called] = /^([0-9a-f]{12}) (.+)$/s.exec(text) ?? [];
+  return id ? [name(called, 60), h("span", { class: "sub mono" }, id)] : name(text, 60);
+}
+
+/** What a change was; what has been created is told without the "none" that it was before. */
+function detail(text) {
+  const changes = text.split("; ").filter((one) => one.includes(" -> "));
+  return changes.every((one) => one.includes(": none -> ")) ? text.replaceAll(": none -> ", ": ") : text.replaceAll(" -> ", " → ");
+}
+
 export async function audit(page, { signal }) {
   const list = h("tbody");
   const more = h("div", { class: "pager hidden" });
@@ -50,7 +62,7 @@ export async function audit(page, { signal }) {
   const load = async (cursor) => {
     const found = await get("v1/audit", { cursor, limit: 50 });
     if (signal.aborted) return;
-    list.append(...found.items.map((line) => h("tr", {}, h("td", { class: "nowrap", title: line.at }, time(line.at)), h("td", { class: "end" }, name(line.actor, 60)), h("td", {}, h("span", { class: "tag" }, line.action)), h("td", { class: "end break" }, name(line.target, 80)), h("td", { class: "wide break soft" }, foreign(line.detail.slice(0, 1000))))));
+    list.append(...found.items.map((line) => h("tr", {}, h("td", { class: "nowrap", title: line.at }, time(line.at)), h("td", { class: "end" }, actor(line.actor)), h("td", {}, h("span", { class: "tag" }, line.action)), h("td", { class: "end break" }, name(line.target, 80)), h("td", { class: "wide break soft" }, foreign(detail(line.detail.slice(0, 1000)))))));
     more.classList.toggle("hidden", !found.next_cursor);
     fill(more, h("button", { type: "button", onclick: () => load(found.next_cursor) }, "Older"));
     if (!list.children.length) fill(content, empty("Nothing yet", "Changes of services, schedules and tokens are noted here."));

@@ -7,7 +7,7 @@ const HEIGHT = 150;
 const LEFT = 44;
 const BOTTOM = 20;
 const PAUSE = 5000; // milliseconds without a sample that are a gap
-const SPANS = [60000, 120000, 180000, 300000]; // milliseconds that a chart shows, as it has data
+const SPANS = [60000, 120000, 240000, 480000]; // milliseconds that a chart shows, as it has data
 
 /** A chart of series `{label, key, value(row), format}` over rows `[at, ...]`. */
 export class Chart {
@@ -32,7 +32,7 @@ export class Chart {
     const parts = [];
     for (const part of [0, 0.5, 1]) {
       parts.push(s("line", { class: "grid", x1: LEFT, x2: width, y1: y(part * most), y2: y(part * most) }));
-      parts.push(s("text", { class: "axis-text", x: LEFT - 8, y: y(part * most) + 4, "text-anchor": "end" }, this.format(part * most)));
+      parts.push(s("text", { class: "axis-text", x: LEFT - 8, y: y(part * most) + 4, "text-anchor": "end" }, this.format(part * most).replace(/(\.\d*?)0+(?!\d)/, "$1").replace(/\.(?!\d)/, "")));
     }
     for (const part of [1, 0.5, 0]) {
       const [place, anchor] = part === 1 ? [LEFT, "start"] : part ? [x(at - part * span), "middle"] : [width, "end"];

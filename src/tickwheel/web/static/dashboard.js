@@ -1,7 +1,7 @@
 // The frame of the dashboard: which page an address shows, navigation, theme and session.
 
 import { chooseNamespace, may, Problem, readSession, request, session, signOut } from "./api.js";
-import { ask, empty, fill, h, icon, name, toast } from "./dom.js";
+import { ask, empty, fill, foreign, h, icon, name, toast } from "./dom.js";
 import { live } from "./live.js";
 import { audit, tokens } from "./access.js";
 import { cluster } from "./cluster.js";
@@ -24,6 +24,7 @@ const PAGES = [
   [/^cluster$/, "Cluster", cluster],
   [/^tokens$/, "Tokens", tokens],
   [/^audit$/, "Audit log", audit],
+  [/^sign-in$/, "Overview", (_, { go }) => go("./", { replace: true })], // the form was here
 ];
 const LINKS = [
   ["", "Overview", "overview", "read"],
@@ -70,7 +71,8 @@ function show() {
   scrollTo(0, 0);
   const fail = (error) => {
     if (signal.aborted || error.status === 401) return;
-    fill(content, h("h1", {}, error.status === 404 ? "Not found" : "This did not work"), h("p", { class: "banner bad" }, error.message));
+    if (error.status === 404) fill(content, h("h1", {}, "Not found"), h("section", { class: "card" }, empty("There is no such thing, or not any more", foreign(error.message))));
+    else fill(content, h("h1", {}, "This did not work"), h("p", { class: "banner bad" }, foreign(error.message)));
     if (!(error instanceof Problem)) throw error;
   };
   try {

@@ -49,8 +49,9 @@ export function time(text) {
 export function relative(text) {
   if (!text) return "";
   const seconds = (new Date(text) - now()) / 1000;
-  if (Math.abs(seconds) < 1) return "now";
-  return seconds > 0 ? `in ${duration(seconds)}` : `${duration(-seconds)} ago`;
+  const size = Math.abs(seconds) < 10 ? Math.round(Math.abs(seconds)) : Math.abs(seconds);
+  if (size < 1) return "now";
+  return seconds > 0 ? `in ${duration(size)}` : `${duration(size)} ago`;
 }
 
 export const bytes = (n) => (n < 1024 ? `${n} bytes` : n < 1048576 ? `${(n / 1024).toFixed(1)} KiB` : `${(n / 1048576).toFixed(1)} MiB`);

@@ -175,7 +175,7 @@ function form(label, fields, submit) {
 
 function actionsCard() {
   const kind = scene.kind ?? "wheel";
-  const choose = h("label", { class: "field" }, "Scene", h("select", { id: "kind", onchange: (event) => replaceScene({ kind: event.target.value }) },
+  const choose = h("label", { class: "field" }, "Kind", h("select", { id: "kind", onchange: (event) => replaceScene({ kind: event.target.value }) },
     KINDS.map(([value, text]) => h("option", { value, selected: value === kind }, text))));
   const number = { type: "number", min: 0, required: true };
   const word = { pattern: "[A-Za-z0-9_\\-]{1,20}", required: true };
@@ -256,7 +256,7 @@ function showRings() {
   }
   state.levels.forEach((level, index) => turn(level, index));
   fill(views.levels, state.levels.map((level) => h("li", {}, h("b", {}, `Level ${level.level}`),
-    `tick ${level.tick.toLocaleString("en")} · slot ${level.pointer} of ${level.size}`)));
+    h("span", {}, `tick ${level.tick.toLocaleString("en")}`), h("span", {}, `slot ${level.pointer} of ${level.size}`))));
   setHub();
   placeDots();
 }
@@ -286,7 +286,7 @@ function drawing() {
   views.hubNote = s("text", { class: "hub-note", x: CENTRE, y: CENTRE + 20 });
   views.layer = s("g", {});
   const buffer = scene.overflow ? [s("rect", { class: "buffer", x: 606, y: 40, width: 88, height: 520, rx: 12 }),
-    s("text", { class: "buffer-name", x: 618, y: 30 }, "overflow")] : [];
+    s("text", { class: "buffer-name", x: 650, y: 30 }, "overflow")] : [];
   return s("svg", { class: "stage", viewBox: `0 0 ${scene.overflow ? 700 : 600} 600`, role: "img", "aria-label": "The wheel" },
     rings, buffer, views.hubTime, views.hubNote, views.layer);
 }
@@ -306,7 +306,7 @@ function ring(level, index) {
     const [x, y] = point(outer - 9, (slot + 0.5) * angle);
     return s("text", { class: "slot-number", x, y }, slot);
   });
-  const hand = s("line", { class: "hand", x1: CENTRE, y1: CENTRE - inner + 4, x2: CENTRE, y2: CENTRE - outer - 2 });
+  const hand = s("line", { class: "hand", x1: CENTRE, y1: CENTRE - inner + 4, x2: CENTRE, y2: CENTRE - outer + 19 });
   hand.style.transformOrigin = `${CENTRE}px ${CENTRE}px`;
   views.hands.push({ hand, angle: 0 });
   return s("g", {}, slots.map((slot) => slot.path), numbers, hand);
@@ -404,7 +404,7 @@ function entryRow(one, index) {
   const cancel = h("button", { class: "quiet icon", title: "Cancel", "aria-label": `Cancel ${one.name}`, onclick: () => { stop(); act("cancel", index + 1); } }, "×");
   return h("tr", { "data-entry": one.name }, h("td", {}, h("b", {}, name(one.name))), h("td", {}, one.expiry.toLocaleString("en")),
     h("td", { "data-level": one.level, "data-slot": one.slot }, h("span", { class: "path", title: "level:slot" }, path || one.error),
-      one.rounds ? h("span", { class: "sub" }, `${one.rounds} rounds left`) : null),
+      one.rounds ? h("span", { class: "sub" }, `${one.rounds} ${one.rounds === 1 ? "round" : "rounds"} left`) : null),
     h("td", {}, pill(one.state)), h("td", {}, one.state === "pending" && cancel));
 }
 
@@ -413,7 +413,7 @@ function figures(kind) {
   if (kind === "purgatory") return figureList("Purgatory", { watched: state.watched, "in the timer": state.delayed });
   const { precise, ticking } = state.drivers;
   const row = (title, one) => h("tr", {}, h("td", {}, title), h("td", {}, one.wakeups.toLocaleString("en")), h("td", {}, one.empty.toLocaleString("en")));
-  return card("Drivers", `${state.visits} buckets visited`, h("table", { class: "compare" },
+  return card("Drivers", `${state.visits} ${state.visits === 1 ? "bucket" : "buckets"} visited`, h("table", { class: "compare" },
     h("thead", {}, h("tr", {}, ["Driver", "Wake-ups", "Empty"].map((head) => h("th", { scope: "col" }, head)))),
     h("tbody", {}, row("Precise", precise), row("Ticking", ticking))),
   state.wasted !== null && h("p", { class: "small faint" }, `${state.wasted} entries walked although they were not due`));

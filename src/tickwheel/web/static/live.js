@@ -3,8 +3,9 @@
 import { encodeQuery, session } from "./api.js";
 import { clock } from "./format.js";
 
-const NAMES = ["figures", "wheel", "cluster", "due", "history", "trouble"];
+const NAMES = ["figures", "store", "wheel", "cluster", "due", "history", "trouble"];
 const MAX_WAIT = 10000;
+const CLOCK_MESSAGES = 20;
 
 class Live extends EventTarget {
   last = {};
@@ -13,6 +14,7 @@ class Live extends EventTarget {
   #timer = null;
   #wait = 500;
   #wanted = false;
+  #offsets = [];
   #again = false; // whether a stream that ended is being replaced
 
   start() {
@@ -64,10 +66,16 @@ class Live extends EventTarget {
       source.addEventListener(name, (event) => {
         const data = JSON.parse(event.data);
         this.last[name] = data;
-        if (typeof data.at === "number") clock.offset = data.at - Date.now();
+        if (typeof data?.at === "number") this.#setClock(data.at - Date.now());
         this.dispatchEvent(new CustomEvent(name, { detail: data }));
       });
     }
+  }
+
+  /** The message that was under way for the shortest time tells the server's clock best. */
+  #setClock(offset) {
+    this.#offsets = [...this.#offsets.slice(1 - CLOCK_MESSAGES), offset];
+    clock.offset = Math.max(...this.#offsets);
   }
 
   #close(state) {

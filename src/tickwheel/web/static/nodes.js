@@ -13,7 +13,7 @@ export class ShardMap {
     this.body = h("tbody");
     const heads = ["Node", "State", "Shards", "In memory", "Running", "Up", "Version", ...(actions ? [""] : [])];
     this.element = h("div", { class: "stack" }, this.map, h("div", { class: "table-wrap" }, h("table", { class: "cards" },
-      h("thead", {}, h("tr", {}, heads.map((text, index) => h("th", { scope: "col", class: index > 1 && index < 6 ? "right" : null }, text || h("span", { class: "visually-hidden" }, "Actions"))))), this.body)));
+      h("thead", {}, h("tr", {}, heads.map((text, index) => h("th", { scope: "col", class: index > 1 && index < 7 ? "right" : null }, text || h("span", { class: "visually-hidden" }, "Actions"))))), this.body)));
   }
 
   update({ nodes, owners }, stats) {
@@ -43,7 +43,7 @@ export class ShardMap {
         h("td", { class: "right", "data-label": "in memory" }, count(found?.held)),
         h("td", { class: "right", "data-label": "running" }, count(found?.running)),
         h("td", { class: "right", "data-label": "up" }, found?.uptime ? duration(found.uptime) : relative(node.started_at).replace(" ago", "") || "–"),
-        h("td", { "data-label": "version" }, node.version ?? "–"),
+        h("td", { class: "right", "data-label": "version" }, node.version ?? "–"),
         this.actions && h("td", { class: "right" }, this.actions(node)));
     }));
   }

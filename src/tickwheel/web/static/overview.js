@@ -11,6 +11,7 @@ import { ShardMap } from "./nodes.js";
 const SPANS = { minute: "Next minute", hour: "Next hour", day: "Next day", week: "Next week" };
 const ENDS = { minute: "60 s", hour: "60 min", day: "24 h", week: "7 d" };
 const HISTORY = 600;
+const COUNTED = 100000; // tasks that a store counts one by one
 
 export function overview(page, { signal, go }) {
   const tiles = new Tiles();
@@ -42,7 +43,8 @@ export function overview(page, { signal, go }) {
   rings.start(signal);
 
   let rows = [];
-  watch(signal, "history", (found) => { rows = found; });
+  watch(signal, "history", (found) => { ({ rows } = found); });
+  watch(signal, "store", (found) => tiles.updateStore(found));
   watch(signal, "wheel", (found) => rings.update(found.levels));
   watch(signal, "due", (found) => heat.update(found));
   watch(signal, "cluster", (found) => cluster.update(found, live.last.figures?.stats));
@@ -64,6 +66,9 @@ export function overview(page, { signal, go }) {
     services.update(stats.services, found.at);
   });
 }
+
+/** A count of the store's tasks: it may end at a bound, and beyond it is an estimate. */
+const estimate = (n) => (n > COUNTED ? `≈ ${count(n)}` : n === COUNTED ? `${count(n)}+` : count(n));
 
 class Tiles {
   constructor() {
@@ -92,9 +97,11 @@ class Tiles {
     if (sub !== null) setText(note, sub);
   }
 
-  update({ stats, rates: r, lateness, store }) {
-    const many = store && store.live >= 100000;
-    this.set("live", store ? (many ? "≈ " : "") + count(store.live) : "–", "", null, store ? `${count(store.final)}${store.final >= 100000 ? "+" : ""} ended` : "the store does not answer");
+  updateStore(store) {
+    this.set("live", store ? estimate(store.live) : "–", "", null, store ? `${estimate(store.final)} ended` : "the store does not answer");
+  }
+
+  update({ stats, rates: r, lateness }) {
     this.set("memory", count(stats.held));
     this.set("waiting", count(stats.waiting), "", stats.waiting > 0 ? "warn" : null);
     this.set("running", count(stats.running));
@@ -201,7 +208,7 @@ class Services {
     let found = this.rows.get(key);
     if (found) return found;
     const cells = [h("td", { class: "right", "data-label": "waiting" }), h("td", { class: "right", "data-label": "calls" }), h("td", { class: "right", "data-label": "p50" }), h("td", { class: "right", "data-label": "p99" })];
-    const breaker = h("td", {}, pill("closed"));
+    const breaker = h("td", { class: "end" }, pill("closed"));
     const bar = h("span", { class: "fill" });
     const permits = h("span", { class: "nowrap" });
     const row = h("tr", {}, h("td", {}, h("a", { href: `services/${encodeURIComponent(key)}` }, name(key, 60))), breaker,

@@ -12,7 +12,7 @@ const GAP = 0.16; // of a slot
 const FLIGHT = 650; // milliseconds that an entry takes from ring to ring
 const MOST_FLYING = 160;
 
-/** Read the colours of the theme, which a canvas cannot name. */
+/** Read the colours and the font of the theme, which a canvas cannot name. */
 function palette(element) {
   const probe = h("i");
   element.append(probe);
@@ -23,6 +23,7 @@ function palette(element) {
   const found = Object.fromEntries(
     ["text", "soft", "faint", "line", "heat-0", "heat-1", "pointer", "accent", "finished", "surface"].map((name) => [name, read(name)]),
   );
+  found.font = getComputedStyle(probe).fontFamily;
   probe.remove();
   return found;
 }
@@ -40,11 +41,13 @@ export class Rings {
     this.held = 0;
     this.still = matchMedia("(prefers-reduced-motion: reduce)");
     this.colours = null;
+    this.slots = document.createElement("canvas"); // they change with a snapshot, not with a frame
+    this.stale = true;
   }
 
   /** Draw until the signal aborts. */
   start(signal) {
-    const recolour = () => { this.colours = null; this.draw(); };
+    const recolour = () => { this.colours = null; this.stale = true; this.draw(); };
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour, { signal });
     addEventListener("theme", recolour, { signal });
     addEventListener("resize", () => this.draw(), { signal });
@@ -74,6 +77,7 @@ export class Rings {
       if (before) this.#compare(level, before);
     }
     this.levels = levels;
+    this.stale = true;
     this.#describe();
     if (this.still.matches) this.draw();
   }
@@ -112,15 +116,30 @@ export class Rings {
     const size = this.canvas.clientWidth;
     if (!size) return;
     const ratio = Math.min(2, devicePixelRatio || 1);
-    if (this.canvas.width !== Math.round(size * ratio)) this.canvas.width = this.canvas.height = Math.round(size * ratio);
+    const pixels = Math.round(size * ratio);
+    if (this.canvas.width !== pixels) {
+      for (const one of [this.canvas, this.slots]) one.width = one.height = pixels;
+      this.stale = true;
+    }
     this.colours ??= palette(this.element);
-    const context = this.canvas.getContext("2d");
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    context.clearRect(0, 0, size, size);
+    const begin = (canvas) => {
+      const context = canvas.getContext("2d");
+      context.setTransform(ratio, 0, 0, ratio, 0, 0);
+      context.clearRect(0, 0, size, size);
+      return context;
+    };
+    if (this.stale) {
+      const context = begin(this.slots);
+      context.translate(size / 2, size / 2);
+      const most = Math.max(8, ...this.levels.flatMap((level) => level.counts));
+      this.levels.forEach((level, index) => this.#slots(context, size, level, index, most));
+      this.stale = false;
+    }
+    const context = begin(this.canvas);
+    context.drawImage(this.slots, 0, 0, size, size);
     context.translate(size / 2, size / 2);
-    const most = Math.max(8, ...this.levels.flatMap((level) => level.counts));
     const time = now();
-    this.levels.forEach((level, index) => this.#ring(context, size, level, index, most, time));
+    this.levels.forEach((level, index) => this.#pointer(context, size, level, index, time));
     this.#fly(context, size);
     this.#hub(context, size);
   }
@@ -135,11 +154,9 @@ export class Rings {
     return [from + index * width, from + (index + 0.82) * width];
   }
 
-  #ring(context, size, level, index, most, time) {
+  #slots(context, size, level, index, most) {
     const [inner, outer] = this.radii(index, size);
     const slot = TURN / level.size;
-    const here = ((time / level.tick) % level.size + level.size) % level.size;
-    const fast = level.tick * level.size < 1000;
     for (let n = 0; n < level.size; n++) {
       const start = TOP + (n + GAP / 2) * slot;
       const end = TOP + (n + 1 - GAP / 2) * slot;
@@ -150,7 +167,13 @@ export class Rings {
         sector(context, inner, inner + (outer - inner) * (0.24 + 0.76 * part), start, end, this.colours["heat-1"], 0.35 + 0.65 * part);
       }
     }
-    if (fast) { // its pointer is too fast to follow: the whole ring glows as tasks fire
+  }
+
+  #pointer(context, size, level, index, time) {
+    const [inner, outer] = this.radii(index, size);
+    const slot = TURN / level.size;
+    const here = ((time / level.tick) % level.size + level.size) % level.size;
+    if (level.tick * level.size < 1000) { // its pointer is too fast to follow: the whole ring glows as tasks fire
       sector(context, inner, outer, 0, TURN - 0.001, this.colours.pointer, 0.06 + 0.12 * this.pulse);
       return;
     }
@@ -200,7 +223,7 @@ export class Rings {
     context.fill();
     context.textAlign = "center";
     context.textBaseline = "middle";
-    const font = getComputedStyle(this.element).fontFamily;
+    const { font } = this.colours;
     context.fillStyle = this.colours.text;
     context.font = `650 ${Math.round(size / 15)}px ${font}`;
     context.fillText(count(this.held), 0, -size / 70);
@@ -213,12 +236,13 @@ export class Rings {
   #describe() {
     const items = this.levels.map((level) => [level.counts.reduce((a, b) => a + b, 0), level]);
     if (this.legend.children.length !== items.length) {
-      this.legend.replaceChildren(...items.map(() => h("li", {}, h("b"), h("span"))));
+      this.legend.replaceChildren(...items.map(() => h("li", {}, h("b"), h("span"), h("span"))));
     }
     items.forEach(([total, level], index) => {
-      const [value, text] = this.legend.children[index].children;
+      const [value, place, slots] = this.legend.children[index].children;
       value.textContent = count(total);
-      text.textContent = `level ${level.level} · ${level.size} slots of ${level.tick < 1000 ? `${level.tick} ms` : `${(level.tick / 1000).toFixed(1)} s`}`;
+      place.textContent = `level ${level.level}`;
+      slots.textContent = `${level.size} × ${level.tick < 1000 ? `${level.tick} ms` : `${(level.tick / 1000).toFixed(1)} s`}`;
     });
     const said = items.map(([total, level]) => `level ${level.level}: ${total} entries`).join(", ");
     this.canvas.setAttribute("aria-label", `The wheels as rings; ${said || "no levels"}`);

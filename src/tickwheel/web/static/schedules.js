@@ -5,7 +5,7 @@ import { ask, block, card, empty, fill, h, name, pill, toast } from "./dom.js";
 import { duration, relative, time } from "./format.js";
 import { checkedJson, indent } from "./json.js";
 
-const rule = (one) => (one.cron ? [h("code", {}, one.cron), h("span", { class: "faint" }, ` ${one.tz}`)] : `every ${duration(one.interval)}`);
+const rule = (one) => (one.cron ? [h("code", {}, one.cron), h("span", { class: "faint" }, one.tz)] : `every ${duration(one.interval)}`);
 
 export async function schedules(page, { signal, go }) {
   const body = h("tbody");
@@ -19,7 +19,7 @@ export async function schedules(page, { signal, go }) {
     if (signal.aborted) return;
     body.append(...found.items.map((one) => h("tr", {}, h("td", {}, h("a", { href: `schedules/${encodeURIComponent(one.name)}` }, name(one.name, 60))),
       h("td", { class: "end" }, pill(one.enabled ? "on" : "off", one.enabled ? "active" : "paused")), h("td", { class: "wide" }, rule(one)),
-      h("td", {}, h("a", { href: `services/${encodeURIComponent(one.service)}` }, name(one.service, 40))), h("td", { class: "nowrap" }, one.next_at ? time(one.next_at) : "–", h("span", { class: "sub" }, relative(one.next_at))))));
+      h("td", {}, h("a", { href: `services/${encodeURIComponent(one.service)}` }, name(one.service, 40))), h("td", { class: "nowrap end" }, one.next_at ? time(one.next_at) : "–", h("span", { class: "sub" }, relative(one.next_at))))));
     more.classList.toggle("hidden", !found.next_cursor);
     fill(more, h("button", { type: "button", onclick: () => load(found.next_cursor) }, "More"));
     if (!body.children.length) fill(content, empty("No schedules", "A schedule submits a task by a cron rule or an interval."));

@@ -58,8 +58,8 @@ export async function service(page, { signal, go, parts: [encoded] }) {
     found.problem && h("p", { class: "banner bad" }, foreign(found.problem)), figures,
     h("div", { class: "columns side" },
       h("div", { class: "stack" }, card("Recent errors", `among ${plural(errors.looked_at, "task")}`, errorList(errors.items)),
-        h("div", { class: "row" }, h("a", { class: "button", href: `tasks${encodeQuery({ service: found.name })}` }, "Its tasks"),
-          h("a", { class: "button", href: `backlog${encodeQuery({ service: found.name, state: "failed" })}` }, "Its failed tasks"))),
+        h("div", { class: "row" }, h("a", { class: "button", href: `tasks${encodeQuery({ service: found.name })}` }, "Tasks of this service"),
+          h("a", { class: "button", href: `backlog${encodeQuery({ service: found.name, state: "failed" })}` }, "Failed tasks"))),
       h("div", { class: "stack" }, card("Configuration", stored ? `version ${found.version}` : "a task function", facts(found)))));
   const show = (all) => {
     const now = all?.[found.name];

@@ -4,7 +4,7 @@ import { get, may, post, textOf } from "./api.js";
 import { ask, block, card, fill, h, name, pill, toast } from "./dom.js";
 import { bytes, count, duration, now, plural, relative, time } from "./format.js";
 import { indent } from "./json.js";
-import { askDelay } from "./tasks.js";
+import { askDelay, keyOf } from "./tasks.js";
 
 const TRUNCATE = 65536; // bytes of a payload, result or error that are read
 const REFRESH = 1000; // milliseconds between two reads of a task that has not ended
@@ -142,7 +142,7 @@ function facts(task) {
   const row = (term, ...value) => [h("dt", {}, term), h("dd", {}, value)];
   return h("dl", { class: "facts" },
     row("Service", h("a", { href: `services/${encodeURIComponent(task.service)}` }, name(task.service))),
-    task.key !== null && row("Key", name(task.key, 400)),
+    task.key !== null && row("Key", keyOf(task, 400)),
     task.tags.length > 0 && row("Tags", task.tags.map((tag) => h("span", { class: "tag" }, tag))),
     row("Due", h("span", { title: task.due_at }, time(task.due_at)), h("span", { class: "faint" }, ` · ${relative(task.due_at)}`)),
     row("Submitted", h("span", { title: task.created_at }, time(task.created_at))),

@@ -99,12 +99,18 @@ function row(task, selected, choose) {
   return h("tr", {},
     box && h("td", {}, box),
     h("td", { class: "wide" }, h("a", { class: "mono", href: `tasks/${task.id}` }, shortId(task.id)),
-      task.key !== null && h("span", { class: "sub clip" }, name(task.key, 60)), task.tags.map((tag) => h("span", { class: "tag" }, tag))),
+      (task.key !== null || task.tags.length > 0) && h("span", { class: "sub row" }, task.key !== null && h("span", { class: "clip" }, keyOf(task, 60)), task.tags.map((tag) => h("span", { class: "tag" }, tag)))),
     h("td", {}, h("a", { href: `services/${encodeURIComponent(task.service)}` }, name(task.service, 40))),
     h("td", { class: "end" }, pill(task.state)),
     h("td", { class: "nowrap" }, time(task.due_at), h("span", { class: "sub" }, relative(task.due_at))),
     h("td", { class: "right", "data-label": "attempts" }, `${task.attempt} / ${task.max_attempts}`),
     h("td", { class: "nowrap", "data-label": "changed" }, relative(task.updated_at)));
+}
+
+/** The key of a task; that of a schedule's firing leads to the schedule. No submit can have such a key. */
+export function keyOf({ key }, most) {
+  const firing = /^schedule:(?:[^/]*\/)?(.+)\u001f\d+$/.exec(key);
+  return firing ? ["schedule ", h("a", { href: `schedules/${encodeURIComponent(firing[1])}` }, name(firing[1], most))] : name(key, most);
 }
 
 export const shortId = (id) => `${id.slice(0, 8)}…${id.slice(-6)}`;
@@ -135,12 +141,12 @@ function selectionButtons(selected, done) {
   const all = [...selected.values()];
   const open = all.filter((task) => task.state === "delay" || task.state === "ready");
   const ended = all.filter((task) => FINAL.includes(task.state));
-  const button = (text, tasks, ask, act, danger) => tasks.length && h("button", { type: "button", class: danger ? "danger" : null, onclick: async () => {
+  const button = (text, tasks, ask, act, danger) => tasks.length > 0 && h("button", { type: "button", class: danger ? "danger" : null, onclick: async () => {
     if (await confirm(ask, tasks.length, text, danger)) { await each(tasks, act, text); done(); }
   } }, `${text} ${tasks.length}`);
   return [
     button("Run now", open, "Run these tasks now?", (task) => post(`v1/tasks/${task.id}/reschedule`, { delay: 0 })),
-    open.length && h("button", { type: "button", onclick: async () => {
+    open.length > 0 && h("button", { type: "button", onclick: async () => {
       const when = await askDelay(plural(open.length, "task"));
       if (when) { await each(open, (task) => post(`v1/tasks/${task.id}/reschedule`, when), "Reschedule"); done(); }
     } }, `Reschedule ${open.length}`),
