@@ -64,7 +64,8 @@ def keep(target):
     """Add to the kept corpus the inputs found that reach code which no kept one does."""
     kept, found = CORPUS / target, BUILD / "corpus" / target
     kept.mkdir(exist_ok=True)
-    return launch(target, "-merge=1", f"-max_len={MAX_BYTES}", kept, found)
+    # Without counters, a line that runs more often is not new: tens of inputs, not hundreds.
+    return launch(target, "-merge=1", "-use_counters=0", f"-max_len={MAX_BYTES}", kept, found)
 
 
 def run_inside(target, *options):
@@ -86,7 +87,10 @@ def run_inside(target, *options):
             print(f"\n{FAILURES / name}", file=sys.stderr, flush=True)
             raise
 
-    atheris.Setup([target, *options], run)
+    program = BUILD / f"run-{target}"  # `-merge` starts its first argument again
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m fuzz --inside {target} "$@"\n')
+    program.chmod(0o755)
+    atheris.Setup([str(program), *options], run)
     atheris.Fuzz()
 
 

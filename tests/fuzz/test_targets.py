@@ -9,9 +9,9 @@ from fuzz.inputs import CORPUS, NATIVE, TARGETS, kept_inputs, mutants
 
 # As many as take about half a second.
 RUNS = {
-    "answers": 2_000, "api": 150, "batch": 2_000, "cron": 2_000, "deadlines": 150, "idle": 400,
-    "protocol": 250, "purgatory": 250, "receiver": 1_500, "values": 3_000, "wheel": 150,
-    "wire": 3_000,
+    "answers": 3_000, "api": 150, "batch": 4_000, "cron": 5_000, "deadlines": 500, "idle": 800,
+    "protocol": 600, "purgatory": 600, "receiver": 1_500, "values": 6_000, "wheel": 500,
+    "wire": 6_000,
 }  # fmt: skip
 MAX_CORPUS_BYTES = 300_000
 

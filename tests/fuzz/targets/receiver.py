@@ -7,7 +7,7 @@ import json
 
 from fuzz.source import Source
 from tickwheel import ManualClock
-from tickwheel.receiver import Receiver, Settlement
+from tickwheel.receiver import Accepted, Gone, Receiver, Retry, Settlement
 
 KEY = b"a key of thirty-two random bytes"
 SECRET = "whsec_" + base64.b64encode(KEY).decode()
@@ -16,6 +16,9 @@ NAMES = (
     "webhook-id", "webhook-timestamp", "webhook-signature", "tickwheel-service",
     "tickwheel-attempt", "tickwheel-epoch", "tickwheel-due-at", "content-type", "x-other",
 )  # fmt: skip
+RESULTS = (({"a": 1}, 200), (None, 204), (Accepted(), 202), (Retry(5), 409), (Gone(), 410))
+DONE = {200, 204}
+OUTCOMES = {200: "finished", 204: "finished", 202: "", 409: "failed", 410: "failed"}
 
 
 def signature(headers, body):
@@ -48,6 +51,7 @@ def choose_call(source):
 def run(data):
     source = Source(data)
     unsigned, as_bytes, as_pairs = (bool(source.number() & 1) for _ in range(3))
+    result, status = source.pick(RESULTS)
     headers, body = choose_call(source)
     given = headers
     if as_bytes:
@@ -55,30 +59,31 @@ def run(data):
             name.encode(): text.encode("utf-8", "surrogatepass") for name, text in given.items()
         }
     given = list(given.items()) if as_pairs else given
-    clock = ManualClock(NOW)
     options = {"unsigned": True} if unsigned else {"secrets": SECRET}
-    receiver, handled, reports = Receiver(clock=clock, **options), [], []
+    receiver, handled, reports = Receiver(clock=ManualClock(NOW), **options), [], []
 
     def handle(delivery):
         handled.append(delivery)
-        return {"number": len(handled)}
+        return result
 
     def feedback(*args, **details):
         reports.append((args, details))
 
     first, second = (receiver.answer(given, body, handle) for _ in range(2))
     settled = receiver.consume(given, body, handle, feedback=feedback)
-    if first.status != 200:
+    if not handled:
         assert first.status in (400, 401), first
         assert first.status == json.loads(first.body)["status"]
-        assert (second, settled) == (first, Settlement.REJECT)
-        assert not handled
-        assert not reports
+        assert (second, settled, reports) == (first, Settlement.REJECT, [])
         return
-    assert len(handled) == 1
-    assert second == first._replace(headers=[*first.headers, ("tickwheel-duplicate", "true")])
-    assert settled is Settlement.ACKNOWLEDGE
-    assert reports[0][0] == (handled[0].task_id, "finished")
+    assert first.status == status
+    if status in DONE:
+        assert second == first._replace(headers=[*first.headers, ("tickwheel-duplicate", "true")])
+    assert len(handled) == (1 if status in DONE else 3)
+    assert settled is Settlement.ACKNOWLEDGE  # its outcome was reported, or will be
+    assert [args for args, _ in reports] == [(handled[0].task_id, OUTCOMES[status])] * (
+        status != 202
+    )
     if not unsigned and not as_bytes:
         assert signature(headers, body) in headers["webhook-signature"]
         assert abs(int(headers["webhook-timestamp"]) - NOW) <= 300
