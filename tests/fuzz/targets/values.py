@@ -40,8 +40,11 @@ TYPES = (
 
 
 def depth_of(value):
-    items = value.values() if isinstance(value, dict) else value
-    return 1 + max(map(depth_of, items), default=0) if isinstance(value, dict | list) else 0
+    deep, level = 0, [value]
+    while level := [one for one in level if isinstance(one, dict | list)]:
+        deep += 1
+        level = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
+    return deep
 
 
 def run(data):
