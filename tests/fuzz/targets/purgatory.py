@@ -5,7 +5,7 @@ from functools import cache
 import cores
 import tickwheel._wheel as native
 from fuzz.source import Source
-from model import answer
+from model import HASHED_BY_DICT, answer
 from stage import HandClock
 from tickwheel import watchlists as pure
 
@@ -40,7 +40,8 @@ def operation_class(core):
             self.does("expire")
 
         def _report_error(self, name, error):
-            self.side.log.append((self.number, name, str(error)))
+            text = HASHED_BY_DICT.sub(r"\1", str(error))
+            self.side.log.append((self.number, name, text))
 
         def does(self, what):
             self.side.log.append((self.number, what))
