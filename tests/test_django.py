@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from servers import clean_environment, wait_until
+from servers import wait_until
 from tickwheel.durable import Scheduler, State
 
 PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "durable-web-frameworks.md"
@@ -106,7 +106,7 @@ class Project:
     def run(self, *words, code=0):
         """Run a command of manage.py to its end, and return what it printed."""
         command = [sys.executable, *words]
-        environ = clean_environment() | {"DJANGO_SETTINGS_MODULE": "mysite.settings"}
+        environ = os.environ | {"DJANGO_SETTINGS_MODULE": "mysite.settings"}
         ended = subprocess.run(
             command, cwd=self.path, env=environ, check=False, timeout=LONG,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -126,7 +126,7 @@ class Project:
             process = subprocess.Popen(
                 [sys.executable, "manage.py", *words], cwd=self.path, stdout=said, stderr=said,
                 start_new_session=True,
-                env=clean_environment() | {"PYTHONDONTWRITEBYTECODE": "1"},
+                env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
             )  # fmt: skip
         try:
             yield log
@@ -275,9 +275,8 @@ def page(client, address, **query):
     return answer.status_code, answer.content.decode()
 
 def act(client, address, **form):
-    token = re.search('csrfmiddlewaretoken" value="(.*?)"', client.get(address).content.decode())
-    form["csrfmiddlewaretoken"] = token and token[1] or ""
-    sent = client.post(address, form, follow=True)
+    token = re.search('csrfmiddlewaretoken" value="(.*?)"', client.get(tasks).content.decode())[1]
+    sent = client.post(address, {**form, "csrfmiddlewaretoken": token}, follow=True)
     said = re.findall('<li class="(?:success|error|warning)">(.*?)</li>', sent.content.decode())
     return sent.status_code, said
 

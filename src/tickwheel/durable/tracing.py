@@ -33,7 +33,6 @@ class Tracing:
     def __init__(self, provider: TracerProvider | None = None) -> None:
         try:
             from opentelemetry import propagate, trace  # noqa: PLC0415
-            from opentelemetry.context import Context  # noqa: PLC0415
             from opentelemetry.trace.propagation.tracecontext import (  # noqa: PLC0415
                 TraceContextTextMapPropagator,
             )
@@ -42,7 +41,6 @@ class Tracing:
         self._tracer = trace.get_tracer("tickwheel", __version__, provider)
         self._propagate = propagate
         self._stored = TraceContextTextMapPropagator()
-        self._root = Context()  # not the current one: a step may have been started within a span
         self._kind = trace.SpanKind
         self._failed = trace.StatusCode.ERROR
 
@@ -67,9 +65,8 @@ class Tracing:
         here = service.protocol == "local"
         with self._tracer.start_as_current_span(
             f"{'run' if here else 'call'} {service.name}",
-            context=self._stored.extract(
-                {"traceparent": parent, "tracestate": state}, context=self._root
-            ),
+            # Without a stored trace an empty context: this may run within a span of the start.
+            context=self._stored.extract({"traceparent": parent, "tracestate": state}),
             kind=self._kind.CONSUMER if here else self._kind.CLIENT,
             attributes=what, record_exception=False, set_status_on_exception=False,
         ) as span:  # fmt: skip
