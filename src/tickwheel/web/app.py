@@ -22,11 +22,11 @@ from tickwheel.clock import SystemClock
 from tickwheel.durable.metrics import Histogram
 from tickwheel.errors import TickwheelError
 from tickwheel.values.json.encode import MAX_DEPTH
-from tickwheel.web import cluster, due, lab, live, pages, services, session, tasks, tokens
+from tickwheel.web import cluster, heat_map, lab, live, pages, services, session, tasks, tokens
 from tickwheel.web.access import token_id_of
 from tickwheel.web.bodies import ENVELOPE_BYTES, LARGE_BYTES, Bodies, Disconnected
-from tickwheel.web.due import DueCache
 from tickwheel.web.failed_logins import FailedLogins
+from tickwheel.web.heat_map import DueCache
 from tickwheel.web.live import Live
 from tickwheel.web.openapi import openapi_document
 from tickwheel.web.peers import Peers
@@ -64,8 +64,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tickwheel.web")
 
 ROUTES: list[Route] = [
-    *tasks.ROUTES, *services.ROUTES, *due.ROUTES, *cluster.ROUTES, *live.ROUTES, *session.ROUTES,
-    *tokens.ROUTES,
+    *tasks.ROUTES, *services.ROUTES, *heat_map.ROUTES, *cluster.ROUTES, *live.ROUTES,
+    *session.ROUTES, *tokens.ROUTES,
 ]  # fmt: skip
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,100}")
 LOOPBACK_HOST = re.compile(rb"(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?", re.IGNORECASE)

@@ -29,8 +29,8 @@ from tickwheel.durable.metrics import BOUNDS, Histogram
 from tickwheel.errors import TickwheelError
 from tickwheel.web import schemas, views
 from tickwheel.web.cluster import merged_figures, own_wheel
-from tickwheel.web.due import SPANS, read_due
 from tickwheel.web.figures import Stats
+from tickwheel.web.heat_map import SPANS, read_due
 from tickwheel.web.problems import HttpError
 from tickwheel.web.route import Call, Reply, Route
 

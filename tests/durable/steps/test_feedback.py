@@ -10,7 +10,7 @@ from durable.stage import START_MS, a_task, answer_lost, away, locking, until
 from tickwheel.durable import Backoff, Fail, Retry, Snooze, State, current_task
 from tickwheel.durable.channel import Answer
 from tickwheel.durable.steps import feedback
-from tickwheel.durable.steps.ending import ending_of, lost_ending
+from tickwheel.durable.steps.ending import ending_of, orphan_ending
 from tickwheel.errors import StoreUnavailable
 from tickwheel.values.service import Service
 from tickwheel.values.task import Event
@@ -80,7 +80,7 @@ class TestMeaning:
         assert ending.failures == 2
 
     def test_a_lost_lease_is_a_failure_and_is_retried_at_once(self):
-        ending = lost_ending(running(), SERVICE, START_MS)
+        ending = orphan_ending(running(), SERVICE, START_MS)
         assert (ending.event, ending.failures, ending.due_at_ms) == (Event.RETRY, 2, START_MS)
         assert ending.error.startswith("lost: n1")
         assert ending.lease_until_ms == START_MS + 5, "it counts if nobody has renewed that"
@@ -89,24 +89,24 @@ class TestMeaning:
     def test_a_lost_lease_past_the_deadline_expires_the_task(self, accepted):
         lease = {"due_at_ms": START_MS - 1, "lease_until_ms": START_MS - 1} if accepted else {}
         task = running(deadline_at_ms=START_MS - 1, **lease)
-        ending = lost_ending(task, SERVICE, START_MS)
+        ending = orphan_ending(task, SERVICE, START_MS)
         assert (ending.event, ending.failures) == (Event.EXPIRE, 2)
         assert ending.error.startswith("expired")
         assert ("no feedback" if accepted else "lost: n1") in ending.error
 
     def test_a_lost_lease_before_the_deadline_is_retried(self):
         task = running(deadline_at_ms=START_MS)
-        assert lost_ending(task, SERVICE, START_MS).event is Event.RETRY
+        assert orphan_ending(task, SERVICE, START_MS).event is Event.RETRY
 
     def test_a_lost_lease_of_a_deleted_service_has_the_default_backoff(self):
         task = running(failures=0, due_at_ms=START_MS - 1, lease_until_ms=START_MS - 1)
-        assert 900 <= lost_ending(task, None, START_MS).due_at_ms - START_MS <= 1_000
+        assert 900 <= orphan_ending(task, None, START_MS).due_at_ms - START_MS <= 1_000
 
     def test_a_lost_lease_can_be_the_last_failure(self):
-        assert lost_ending(running(failures=2), SERVICE, START_MS).event is Event.FAIL
+        assert orphan_ending(running(failures=2), SERVICE, START_MS).event is Event.FAIL
 
     def test_an_accepted_task_without_feedback_is_retried_after_the_backoff(self):
-        ending = lost_ending(
+        ending = orphan_ending(
             running(due_at_ms=START_MS - 1, lease_until_ms=START_MS - 1), SERVICE, START_MS
         )
         assert (ending.event, ending.failures) == (Event.RETRY, 2)

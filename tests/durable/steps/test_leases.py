@@ -129,9 +129,9 @@ class TestLost:
 
     async def take_over(self, app, running):
         """End the attempt like another node that found its lease expired."""
-        from tickwheel.durable.steps.ending import lost_ending
+        from tickwheel.durable.steps.ending import orphan_ending
 
-        end = lost_ending(running, None, int(app._node.store.now_ms()))
+        end = orphan_ending(running, None, int(app._node.store.now_ms()))
         assert await app._node.store.record([end]) == [True]
 
     async def test_a_plain_function_goes_on_and_its_end_does_not_count(self, stage):

@@ -12,7 +12,7 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordListTooL
 
 from tickwheel.consumer.source import Message, SourceUnavailable
 from tickwheel.values.endpoint import parse_endpoint
-from tickwheel.values.kafka_options import (
+from tickwheel.values.kafka_security import (
     SCHEMES,
     check_security,
     host_and_port,

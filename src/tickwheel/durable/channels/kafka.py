@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
-from tickwheel.values.kafka_options import (
+from tickwheel.values.kafka_security import (
     SCHEMES,
     check_security,
     host_and_port,

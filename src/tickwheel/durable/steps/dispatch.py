@@ -18,6 +18,7 @@ from tickwheel.durable.log import logger
 from tickwheel.durable.metrics import Histogram
 from tickwheel.durable.permits.flow import BreakerState, Flow
 from tickwheel.durable.permits.payloads import CLAIM_BYTES, Payloads
+from tickwheel.durable.steps.ending import lost_answer
 from tickwheel.durable.steps.loop import Home
 from tickwheel.durable.store import BATCH
 from tickwheel.values.task import Event
@@ -506,8 +507,7 @@ class Dispatch:
         attempt = self.running.get(key.id)
         if attempt is None or attempt.key != key or not self._interruptible(attempt):
             return
-        error = "lost: the lease could not be renewed, so the call was ended"
-        self._end(attempt, Answer(Event.RETRY, error=error, after_ms=0))
+        self._end(attempt, lost_answer("the lease could not be renewed, so the call was ended"))
         self._interrupt(attempt)
 
     def _end(self, attempt: Running, answer: Answer) -> None:

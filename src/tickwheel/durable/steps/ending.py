@@ -45,7 +45,12 @@ def ending_of(task: Task, service: Service | None, answer: Answer, now_ms: int) 
     )  # fmt: skip
 
 
-def lost_ending(task: Task, service: Service | None, now_ms: int) -> Ending:
+def lost_answer(why: str) -> Answer:
+    """Return the answer of an attempt whose lease was lost: a failure, retried at once."""
+    return Answer(Event.RETRY, error=f"lost: {why}", after_ms=0)
+
+
+def orphan_ending(task: Task, service: Service | None, now_ms: int) -> Ending:
     """Return the end of an attempt whose lease has expired: a failure.
 
     The retry is due at once if the node is gone, and after the backoff if the callee sent no
@@ -55,10 +60,9 @@ def lost_ending(task: Task, service: Service | None, now_ms: int) -> Ending:
         error = f"no feedback: attempt {task.attempt} was accepted, and its time has run out"
         answer = Answer(Event.RETRY, error=error)
     else:
-        error = (
-            f"lost: {task.node} did not renew the lease of attempt {task.attempt} before it expired"
+        answer = lost_answer(
+            f"{task.node} did not renew the lease of attempt {task.attempt} before it expired"
         )
-        answer = Answer(Event.RETRY, error=error, after_ms=0)
     return ending_of(task, service, answer, now_ms)._replace(lease_until_ms=task.lease_until_ms)
 
 

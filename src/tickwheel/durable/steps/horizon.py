@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     Queue = list[tuple[int, int, str, int, Due, Entry[Due]]]
     Waiting = tuple[Due, Entry[Due]]
 
+TICK_MS = 1  # of the wheel, in the store's time
 WINDOW = 1_000  # overdue tasks of one service that are kept in memory, beyond its permits
 
 
@@ -52,7 +53,7 @@ class Horizon:
         self._on_added = on_added
         self.length_ms = length_ms
         self.cap = cap
-        self.wheel: Wheel[Due] = Wheel(1, start=int(now_ms()))
+        self.wheel: Wheel[Due] = Wheel(TICK_MS, start=int(now_ms()))
         self.entries: dict[str, Entry[Due]] = {}
         self._queues: dict[str, Queue] = {}
         self._compacted: dict[str, int] = {}  # how long a queue was without removed tasks
@@ -221,7 +222,7 @@ class Horizon:
     def _turn_back(self, now: int) -> None:
         """Make a new wheel: the clock was set back."""
         pending = [entry.item for entry in self.entries.values() if entry.item is not None]
-        self.wheel = Wheel(1, start=now)
+        self.wheel = Wheel(TICK_MS, start=now)
         entries = self.wheel.schedule_many([due.due_at_ms for due in pending], pending)
         self.entries.update(zip((due.id for due in pending), entries, strict=True))
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.durable.channel import Answer
 from tickwheel.durable.log import logger
-from tickwheel.durable.steps.ending import ending_of, is_accepted, lost_ending
+from tickwheel.durable.steps.ending import ending_of, is_accepted, orphan_ending
 from tickwheel.durable.store import BATCH, LEASE_MS, SWEPT
 from tickwheel.errors import StoreUnavailable
 from tickwheel.values.task import Event
@@ -357,7 +357,7 @@ class Orphans:
 
     async def _record_lost(self, expired: list[Task]) -> None:
         now = int(self._store.now_ms())
-        endings = [lost_ending(task, self._services.get(task.service), now) for task in expired]
+        endings = [orphan_ending(task, self._services.get(task.service), now) for task in expired]
         answers = await self._store.record(endings)
         renewed = []
         for task, ending, won in zip(expired, endings, answers, strict=True):

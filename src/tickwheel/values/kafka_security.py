@@ -1,4 +1,4 @@
-"""The options of aiokafka for a cluster, from the cluster's URL. Pure, but for the TLS files."""
+"""TLS and credentials of a Kafka cluster, as options of aiokafka. Pure, but for the TLS files."""
 
 from __future__ import annotations
 
