@@ -354,7 +354,7 @@ DATABASES = {
     "memory": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"},
     "plain": POSTGRES,
     "full": {**POSTGRES, "USER": "u@x", "PASSWORD": "p/w", "HOST": "/run/pg", "PORT": "5433",
-             "OPTIONS": {"sslmode": "require", "pool": True}},
+             "OPTIONS": {"sslrootcert": "/my certs/ca", "pool": True}},
     "unnamed": {**POSTGRES, "NAME": "", "OPTIONS": {"service": "shop"}},
     "dummy": {"ENGINE": "django.db.backends.dummy"},
 }
@@ -385,7 +385,7 @@ print(ProjectScheduler({"coordinator": "zookeeper://zoo/tasks"}).database)
         f"sqlite:///{tmp_path}/a%20b/tickwheel.db",
         "memory://",
         "postgresql:///shop?",
-        "postgresql://u%40x:p%2Fw@/shop?sslmode=require&host=%2Frun%2Fpg&port=5433",
+        "postgresql://u%40x:p%2Fw@/shop?sslrootcert=%2Fmy%20certs%2Fca&host=%2Frun%2Fpg&port=5433",
     ]
     assert lines[4:6] == [
         f"TICKWHEEL needs a \"url\": DATABASES['{alias}'] names no database on SQLite or PostgreSQL"

@@ -57,7 +57,7 @@ class Worker:
             int(pid) for pid in re.findall(r"^worker (\d+) runs", LOG.read_text(), re.MULTILINE)
         ]
 
-    def scrape(self, path="/metrics", method="GET"):
+    def scrape(self, path="/metrics", method="GET", **headers):
         """Return the answer to a scrape: its status and its text."""
         port = re.search(
             r"^metrics: http://127.0.0.1:(\d+)/metrics$", LOG.read_text(), re.MULTILINE
@@ -65,7 +65,7 @@ class Worker:
         with contextlib.closing(
             http.client.HTTPConnection("127.0.0.1", int(port[1]))
         ) as connection:
-            connection.request(method, path)
+            connection.request(method, path, headers=headers)
             answer = connection.getresponse()
             return answer.status, answer.read().decode()
 
@@ -190,6 +190,8 @@ def test_prometheus_can_scrape_a_worker(start, tmp_path):
     assert worker.scrape("/")[0] == 404
     assert worker.scrape(method="POST")[0] == 405
     assert worker.scrape(method="HEAD") == (200, "")
+    assert worker.scrape(Host="evil.example")[0] == 403
+    assert worker.scrape(Host="localhost:9464")[0] == 200
     assert worker.stop() == exit_codes.OK
 
 

@@ -248,7 +248,10 @@ def test_the_last_try_does_not_count_as_an_earlier_one(sent):
     assert not retries.may_be_done
 
 
-@pytest.mark.parametrize("date", ["", "noon", "Sun, 99 Nov 2026 12:00:00 GMT"])
+@pytest.mark.parametrize(
+    "date",
+    ["", "noon", "Sun, 99 Nov 2026 12:00:00 GMT", "Sun, 15 Nov 99999999999999999999 12:00:00 GMT"],
+)
 def test_without_the_servers_date_the_start_of_a_call_is_unknown(date):
     assert Retries(0, 10.0, now=0.0).began_at(Answer(409, {"date": date}, b""), 1.0) is None
 

@@ -7,13 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from opentelemetry import trace
+from opentelemetry import baggage, context, trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from durable.stage import a_task
 from tickwheel.durable import Scheduler, State
+from tickwheel.durable.tracing import Tracing
+from tickwheel.values.service import Service
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "durable-observe.md"
 LONG = 60
@@ -111,6 +114,21 @@ def test_the_trace_state_is_kept_and_one_that_is_too_long_is_not(app, spans):
         assert short.trace == f"00-{1:032x}-{2:016x}-00 shop=7"
         assert long.trace == f"00-{1:032x}-{2:016x}-00"
         assert b.wait(short, timeout=LONG).trace == short.trace
+
+
+def test_a_call_has_no_baggage_of_the_start(app, spans):
+    """Steps inherit the context of the start, which may be that of one user's request."""
+    tracing, task, service = Tracing(spans.provider), a_task(), Service("shop")
+    token = context.attach(baggage.set_baggage("user", "alice"))
+    try:
+        with tracing.call(task, service) as call:
+            assert [name for name, _ in call.headers] == ["traceparent"]
+    finally:
+        context.detach(token)
+
+
+def test_tracing_is_off_with_none(tmp_path):
+    assert Scheduler("memory://", tracing=None)._tracing is None
 
 
 def test_an_attempt_that_times_out_is_an_error(app, spans):

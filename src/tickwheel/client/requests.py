@@ -12,8 +12,7 @@ import warnings
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+from datetime import datetime
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -23,6 +22,7 @@ from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.client.errors import ApiError, error_of
 from tickwheel.errors import TickwheelError
 from tickwheel.values.json.encode import decode
+from tickwheel.values.times import http_date
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -160,13 +160,8 @@ def retry_after(answer: Answer, now: float) -> float | None:
     text = answer.headers.get("retry-after", "").strip()
     if re.fullmatch(r"[0-9]{1,9}", text):
         return float(text)
-    try:
-        moment = parsedate_to_datetime(text[:100])
-    except (ValueError, OverflowError):  # also a number too large for any date
-        return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return max(0.0, moment.timestamp() - now)
+    moment = http_date(text)
+    return None if moment is None else max(0.0, moment.timestamp() - now)
 
 
 class Server:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import math
 import random
-from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from tickwheel.client.requests import refusal, retry_after
 from tickwheel.values.service import seconds_of
+from tickwheel.values.times import http_date
 
 if TYPE_CHECKING:
     from tickwheel.client.errors import ServerUnavailable
@@ -101,12 +101,9 @@ class Retries:
 
     def began_at(self, answer: Answer, now: float) -> datetime | None:
         """Return a server time at or before the first try, by the answer's Date; None: unknown."""
-        try:
-            date = parsedate_to_datetime(answer.headers.get("date", ""))
-        except ValueError:
-            return None
-        date = date if date.tzinfo is not None else date.replace(tzinfo=UTC)
-        return date - timedelta(seconds=now - self._began + MAX_CLOCK_DIFFERENCE_SECONDS)
+        date = http_date(answer.headers.get("date", ""))
+        since = timedelta(seconds=now - self._began + MAX_CLOCK_DIFFERENCE_SECONDS)
+        return None if date is None else date - since
 
 
 class Polls:

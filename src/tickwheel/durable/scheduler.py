@@ -155,7 +155,7 @@ class Scheduler(Verbs):
         self._services: dict[str, Service] = {}
         self._hooks: list[Hook] = []
         self._tracing: Tracing | None = None
-        if tracing is not False:
+        if tracing:
             from tickwheel.durable.tracing import Tracing  # noqa: PLC0415 - needs OpenTelemetry
 
             self._tracing = Tracing(None if tracing is True else tracing)

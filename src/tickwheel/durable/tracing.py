@@ -39,7 +39,8 @@ class Tracing:
         except ImportError as missing:
             raise ImportError(f"{missing}; for traces: pip install 'tickwheel[otel]'") from missing
         self._tracer = trace.get_tracer("tickwheel", __version__, provider)
-        self._propagate = propagate
+        self._inject = propagate.inject
+        self._with_span = trace.set_span_in_context
         self._stored = TraceContextTextMapPropagator()
         self._kind = trace.SpanKind
         self._failed = trace.StatusCode.ERROR
@@ -62,16 +63,16 @@ class Tracing:
             "tickwheel.attempt": task.attempt,
         }
         parent, _, state = (task.trace or "").partition(" ")
+        # Without a stored trace an empty context: this may run within a span of the start.
+        stored = self._stored.extract({"traceparent": parent, "tracestate": state})
         here = service.protocol == "local"
         with self._tracer.start_as_current_span(
             f"{'run' if here else 'call'} {service.name}",
-            # Without a stored trace an empty context: this may run within a span of the start.
-            context=self._stored.extract({"traceparent": parent, "tracestate": state}),
-            kind=self._kind.CONSUMER if here else self._kind.CLIENT,
+            context=stored, kind=self._kind.CONSUMER if here else self._kind.CLIENT,
             attributes=what, record_exception=False, set_status_on_exception=False,
         ) as span:  # fmt: skip
             carrier: dict[str, str] = {}
-            self._propagate.inject(carrier)
+            self._inject(carrier, self._with_span(span, stored))
 
             def ended(answer: Answer) -> None:
                 span.set_attribute("tickwheel.event", str(answer.event))

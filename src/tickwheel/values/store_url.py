@@ -59,7 +59,7 @@ def postgres_url(database: str, user: str, password: str, options: Mapping[str, 
     """Return the URL of a PostgreSQL database; host and port are options."""
     secret = f":{quote(password, safe='')}" if password else ""
     place = f"{quote(user, safe='')}{secret}@" if user else ""
-    return f"postgresql://{place}/{quote(database, safe='')}?{urlencode(options)}"
+    return f"postgresql://{place}/{quote(database, safe='')}?{urlencode(options, quote_via=quote)}"
 
 
 def sqlite_path(url: str) -> Path:

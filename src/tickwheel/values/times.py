@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 
 from tickwheel.arguments import nanoseconds
 from tickwheel.errors import OutOfRange
@@ -14,6 +15,7 @@ from tickwheel.values.task import MAX_AT_MS, datetime_of
 REPEAT_MS = 60_000
 EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 MILLISECOND = timedelta(milliseconds=1)
+MAX_DATE_CHARS = 100
 
 
 def later_ms(now: float, name: str, delay: float | timedelta) -> int:
@@ -52,3 +54,14 @@ def deadline_ms(now: float, deadline: float | timedelta | datetime, due_at_ms: i
             f" {datetime_of(due_at_ms)}: it would never be called"
         )
     return at_ms
+
+
+def http_date(text: str) -> datetime | None:
+    """Return the date of an HTTP header, or None if it is invalid. Without a zone it is UTC."""
+    try:
+        date = parsedate_to_datetime(text[:MAX_DATE_CHARS])
+        date = date if date.tzinfo is not None else date.replace(tzinfo=UTC)
+        date.timestamp()  # with its offset it may be before year 1 or after 9999
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+    return date

@@ -28,6 +28,7 @@ from tickwheel.web.bodies import ENVELOPE_BYTES, LARGE_BYTES, Bodies, Disconnect
 from tickwheel.web.failed_logins import FailedLogins
 from tickwheel.web.heat_map import DueCache
 from tickwheel.web.live import Live
+from tickwheel.web.metrics_listener import LOOPBACK_HOST
 from tickwheel.web.openapi import openapi_document
 from tickwheel.web.peers import Peers
 from tickwheel.web.problems import HttpError, problem_of, with_local_names
@@ -68,7 +69,6 @@ ROUTES: list[Route] = [
     *session.ROUTES, *tokens.ROUTES,
 ]  # fmt: skip
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,100}")
-LOOPBACK_HOST = re.compile(rb"(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?", re.IGNORECASE)
 DOTLESS_HOST = re.compile(
     rb"([0-9]{1,3}(\.[0-9]{1,3}){3}|\[[0-9a-f:.]+\]|[a-z0-9_-]+)(:[0-9]+)?", re.IGNORECASE
 )  # or a name without a dot, which no other site can have

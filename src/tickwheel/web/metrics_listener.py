@@ -1,12 +1,16 @@
 """Answers Prometheus in a process without a web server: GET /metrics, and nothing else.
 
 It needs no package. It has no TLS and no tokens: listen on loopback, or in a network of your own.
+On loopback the Host header must be a loopback name, so that no web page can read the metrics
+through a name that it points here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
+import re
 import socket
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
 TIMEOUT_SECONDS = 10.0  # for a request and its response
 MAX_CONNECTIONS = 32
 LISTEN_BACKLOG = 128
+LOOPBACK_HOST = re.compile(rb"(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?", re.IGNORECASE)
+HOST_HEADER = re.compile(rb"\r\nhost:[ \t]*([^\r\n]*?)[ \t]*\r\n", re.IGNORECASE)
 
 
 class Shared(NamedTuple):
@@ -98,6 +104,7 @@ async def answer_as_worker(
 @contextlib.asynccontextmanager
 async def answer_scrapes(listener: socket.socket, render: Render) -> AsyncIterator[None]:
     """Answer requests on a socket with the text that `render` returns, until the end."""
+    loopback_only = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
     connections = 0
 
     async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -107,13 +114,14 @@ async def answer_scrapes(listener: socket.socket, render: Render) -> AsyncIterat
             if connections > MAX_CONNECTIONS:
                 raise ConnectionRefusedError
             async with asyncio.timeout(TIMEOUT_SECONDS):
-                writer.write(await response_to(await reader.readuntil(b"\r\n\r\n"), render))
-                await writer.drain()
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(await response_to(head, render, loopback_only=loopback_only))
+                writer.close()
+                await writer.wait_closed()
         except (OSError, EOFError, asyncio.LimitOverrunError):  # TimeoutError is an OSError
-            writer.transport.abort()
-        else:
-            writer.close()
+            pass
         finally:
+            writer.transport.abort()  # whatever the client has not read by now
             connections -= 1
 
     server = await asyncio.start_server(respond, sock=listener)
@@ -123,12 +131,15 @@ async def answer_scrapes(listener: socket.socket, render: Render) -> AsyncIterat
         server.close()
 
 
-async def response_to(head: bytes, render: Render) -> bytes:
+async def response_to(head: bytes, render: Render, *, loopback_only: bool) -> bytes:
     """Return the response to the head of a request."""
     method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
     path = rest.partition(b" ")[0].partition(b"?")[0]
     status, body = "404 Not Found", b"the metrics are at /metrics\n"
-    if method not in (b"GET", b"HEAD"):
+    host = HOST_HEADER.search(head)
+    if loopback_only and not (host and LOOPBACK_HOST.fullmatch(host[1])):
+        status, body = "403 Forbidden", b"the host header must be localhost or 127.0.0.1\n"
+    elif method not in (b"GET", b"HEAD"):
         status, body = "405 Method Not Allowed", b"GET /metrics\n"
     elif path == b"/metrics":
         try:

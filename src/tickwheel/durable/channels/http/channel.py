@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from datetime import UTC
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
@@ -32,6 +30,7 @@ from tickwheel.http import HttpError, NoRoom, NotSent, Pool
 from tickwheel.values.json.encode import exceeds_depth
 from tickwheel.values.service import refuse_message_options
 from tickwheel.values.task import Event
+from tickwheel.values.times import http_date
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -276,14 +275,10 @@ def retry_after_ms(text: str | None, now_ms: float) -> int | None:
     text = (text or "").strip()
     if text.isascii() and text.isdigit():
         return MAX_HOLD_MS if len(text) > 9 else min(int(text) * 1000, MAX_HOLD_MS)
-    try:
-        date = parsedate_to_datetime(text[:100])
-        if date.tzinfo is None:  # "-0000", and C's asctime format, which has no zone
-            date = date.replace(tzinfo=UTC)
-        wait_ms = date.timestamp() * 1000 - now_ms
-    except (ValueError, TypeError, IndexError, OverflowError):
+    date = http_date(text)
+    if date is None:
         return None
-    return min(max(0, math.ceil(wait_ms)), MAX_HOLD_MS)
+    return min(max(0, math.ceil(date.timestamp() * 1000 - now_ms)), MAX_HOLD_MS)
 
 
 def excerpt_of(body: bytes, hidden: tuple[str, ...]) -> str:
