@@ -474,6 +474,23 @@ async def until_stepped(members, condition):
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.parametrize("kind", ["postgres", "zookeeper"], indirect=True)
+async def test_a_node_lends_the_tasks_of_a_service_that_it_cannot_use(join):
+    three = a, b, c = [await join(name) for name in "abc"]
+    await until(lambda: sorted(len(one.owned) for one in three) == [2, 3, 3])
+    for member in (a, b):
+        member.coordinator.unusable = lambda: ("s",)
+    lent = lambda *members: [len(m.coordinator.lent().get("s", ())) for m in members]  # noqa: E731
+    theirs = len(a.owned) + len(b.owned)
+    await until_stepped(three, lambda: lent(a, b, c) == [0, 0, theirs])
+    assert c.coordinator.claimable() == a.owned | b.owned | c.owned
+    assert [m.coordinator.elsewhere("s") for m in three] == [True, True, False]
+    c.coordinator.unusable = lambda: ("s",)
+    await until_stepped(three, lambda: lent(c) == [0])
+    assert c.coordinator.claimable() == c.owned
+    await until_stepped(three, lambda: not a.coordinator.elsewhere("s"))
+
+
 @pytest.mark.parametrize("kind", ["solo", "solo-lock"], indirect=True)
 async def test_a_solo_node_cannot_be_drained(join):
     member = await join("a")

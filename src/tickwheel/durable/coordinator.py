@@ -3,8 +3,10 @@
 It does not know tasks. The epoch of a shard rises whenever the shard gets an owner, and every claim
 names it: a node that has lost a shard without knowing it claims nothing.
 
-A task function runs only on nodes that have it. If the owner of a shard lacks a function, the shard
-is lent to a node that has it, which claims the function's tasks there with the owner's epoch.
+A task function runs only on nodes that have it, and a stored service only on nodes that can use it:
+that have its channel and its secrets, and may call its target. If the owner of a shard cannot run
+something, the shard is lent to a node that can, which claims these tasks there with the owner's
+epoch.
 """
 
 from __future__ import annotations
@@ -81,6 +83,9 @@ class Coordinator(Protocol):
     functions: Callable[[], Collection[str]]
     """Returns the names of the task functions of this node; set before `start`."""
 
+    unusable: Callable[[], Collection[str]]
+    """Returns the names of the stored services that this node cannot use; set before `start`."""
+
     preload: Callable[[Collection[int]], Awaitable[None]]
     """Reads the tasks of shards before this node gets them; set before `start`.
 
@@ -101,7 +106,9 @@ class Coordinator(Protocol):
         """
 
     def lent(self) -> Mapping[str, Mapping[int, int]]:
-        """Return, by function, the shards of other nodes to claim its tasks from, with epochs.
+        """Return, by function or service, the shards of other nodes to claim its tasks from.
+
+        Each with its epoch.
 
         Empty whenever this node may have lost its own shards.
         """
@@ -109,8 +116,11 @@ class Coordinator(Protocol):
     def claimable(self) -> Mapping[int, int]:
         """Return the shards that are owned or lent, with their epochs."""
 
-    def elsewhere(self, function: str) -> bool:
-        """Return whether another live node has this task function, as of the last step."""
+    def elsewhere(self, name: str) -> bool:
+        """Return whether another live node runs what this one cannot, as of the last step.
+
+        `name` is that of a task function that it lacks, or of a service that it cannot use.
+        """
 
     def sole(self) -> bool:
         """Return whether no other process can take a shard while this process is alive.
