@@ -19,6 +19,8 @@ from tickwheel.errors import CannotDrain, StoreUnavailable
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
+    from tickwheel.durable.registry import Audit
+
 
 class CoordinatorUnavailable(StoreUnavailable):
     """A coordinator that is not in the store does not answer; the store may well."""
@@ -143,7 +145,7 @@ class Coordinator(Protocol):
     async def shards(self) -> list[ShardRow]:
         """Return all shards by number, each with its owner and epoch."""
 
-    async def drain(self, node: str, *, undo: bool = False) -> bool:
+    async def drain(self, node: str, audit: Audit, *, undo: bool = False) -> bool:
         """Move the shards of a node away, or with `undo` let it have shards again.
 
         - The request is stored until the node's process ends: no message can be lost. A process
@@ -151,8 +153,9 @@ class Coordinator(Protocol):
         - A draining node gives up its shards in its next step, and finishes its running attempts.
         - If every live node is draining, they share the shards as if none were.
 
-        Return False if no such node is registered. Raise `CannotDrain` if no other active node is:
-        see `require_others`.
+        `audit` is the line of the audit log: in the same transaction if the request is stored in
+        the store, otherwise written before it. Return False if no such node is registered. Raise
+        `CannotDrain` if no other active node is: see `require_others`.
         """
 
     async def step(self) -> float:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
     from tickwheel.clock import Clock
+    from tickwheel.durable.registry import Audit
     from tickwheel.durable.store import Store
 
 logger = logging.getLogger("tickwheel")
@@ -133,7 +134,12 @@ NODES = """
     ORDER BY k.name
 """
 DRAIN = """
-    WITH updated AS (UPDATE node SET draining = $2::boolean WHERE name = $1 RETURNING name)
+    WITH updated AS (
+        UPDATE node SET draining = $2::boolean WHERE name = $1 RETURNING name
+    ), noted AS (
+        INSERT INTO audit (at_ms, actor, namespace, action, target, request, detail)
+        SELECT $4::bigint, $5::text, $6::text, $7::text, $8::text, $9::text, $10::text FROM updated
+    )
     SELECT pg_notify($3, '') FROM updated
 """
 MISSING_SESSIONS = f"""
@@ -218,6 +224,8 @@ class PostgresTables(Protocol):
     def subscribe(self, channel: str, on_message: Callable[[str], None]) -> None: ...
 
     def channel(self, name: str) -> str: ...
+
+    def audit_line(self, audit: Audit) -> list[Any]: ...
 
 
 class Member(NamedTuple):
@@ -323,11 +331,15 @@ class PostgresCoordinator:
         """Return all shards by number."""
         return await self._store.owners()
 
-    async def drain(self, node: str, *, undo: bool = False) -> bool:
-        """Note it in the node's row, which every node reads with each heartbeat."""
+    async def drain(self, node: str, audit: Audit, *, undo: bool = False) -> bool:
+        """Note it in the node's row, which every node reads with each heartbeat.
+
+        The same statement writes the line of the audit log.
+        """
         if not undo:
             require_others(node, await self.nodes())
-        return bool(await self._fetch(DRAIN, node, not undo, self._store.channel(CHANNEL)))
+        values = node, not undo, self._store.channel(CHANNEL), *self._store.audit_line(audit)
+        return bool(await self._fetch(DRAIN, *values))
 
     async def step(self) -> float:
         """Renew the lease, remove dead nodes, give up surplus shards or take free ones."""

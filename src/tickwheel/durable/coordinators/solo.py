@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from tickwheel.clock import Clock
     from tickwheel.durable.coordinator import ShardRow
+    from tickwheel.durable.registry import Audit
     from tickwheel.durable.store import Store
 
 FIRST_RETRY_SECONDS = 0.5  # the owner may be about to end
@@ -160,7 +161,7 @@ class SoloCoordinator:
         """Return all shards by number."""
         return await self._store.owners()
 
-    async def drain(self, node: str, *, undo: bool = False) -> bool:
+    async def drain(self, node: str, audit: Audit, *, undo: bool = False) -> bool:
         """Raise: no other node could take the shards."""
         raise CannotDrain(
             "with the coordinator 'solo' one node owns every shard, and no other can take them:"

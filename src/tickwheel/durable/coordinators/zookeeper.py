@@ -65,6 +65,7 @@ if TYPE_CHECKING:
 
     from tickwheel.clock import Clock
     from tickwheel.durable.coordinator import ShardRow
+    from tickwheel.durable.registry import Audit
     from tickwheel.durable.store import Store
 
 logger = logging.getLogger("tickwheel")
@@ -189,8 +190,12 @@ class ZooKeeperCoordinator:
         """Return all shards by number."""
         return await self._store.owners()
 
-    async def drain(self, node: str, *, undo: bool = False) -> bool:
-        """Create or delete the node `drain/NAME`, which wakes the leader."""
+    async def drain(self, node: str, audit: Audit, *, undo: bool = False) -> bool:
+        """Create or delete the node `drain/NAME`, which wakes the leader.
+
+        ZooKeeper and the store have no transaction in common: the line of the audit log comes
+        first, so that no drain is without one.
+        """
         if not undo:
             require_others(node, await self.nodes())
         path = f"drain/{node}"
@@ -198,6 +203,7 @@ class ZooKeeperCoordinator:
             about = (await self._members(session)).get(node)
             if about is None:
                 return False
+            await self._store.registry.note(audit)
             incarnation = about["incarnation"].encode()
             known = await session.data(path)
             if known is not None and (undo or known != incarnation):
