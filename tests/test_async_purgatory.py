@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import math
 import random
 import threading
 import weakref
@@ -14,6 +15,7 @@ from tickwheel import (
     AsyncTimer,
     DelayedOperation,
     ManualClock,
+    OutOfRange,
     Purgatory,
     TimerClosed,
 )
@@ -91,6 +93,15 @@ class TestWait:
         time, expired, left = run_jumping(main())
         assert time == pytest.approx(2.5, abs=0.002)
         assert (expired, left) == (1, (0, 0))
+
+    def test_after_its_deadline_it_evaluates_the_condition_and_times_out(self):
+        async def main():
+            async with AsyncPurgatory("test") as purgatory:
+                with pytest.raises(TimeoutError, match="condition not met within 0 s"):
+                    await purgatory.wait(["a"], lambda: False, -1e-6)
+                return await purgatory.wait(["a"], lambda: "met", -1e-6), counts(purgatory)
+
+        assert run_jumping(main()) == ("met", (0, 0))
 
     def test_the_condition_is_evaluated_once_more_at_the_deadline(self):
         async def main():
@@ -174,8 +185,8 @@ class TestWait:
             async with AsyncPurgatory("test") as purgatory:
                 with pytest.raises(ValueError, match="keys must not be empty"):
                     await purgatory.wait([], lambda: True, 1)
-                with pytest.raises(ValueError, match="timeout must be 0 or more"):
-                    await purgatory.wait(["a"], lambda: True, -1)
+                with pytest.raises(OutOfRange, match="timeout must be a finite number"):
+                    await purgatory.wait(["a"], lambda: True, math.nan)
                 with pytest.raises(TypeError, match="unhashable"):
                     await purgatory.wait([[]], lambda: True, 1)
                 with pytest.raises(TypeError, match="number of seconds"):

@@ -614,10 +614,6 @@ static int Operation_init(Operation *op, PyObject *args, PyObject *kwargs)
     if (LIKELY(kwargs == NULL && PyTuple_GET_SIZE(args) == 1)) timeout = PyTuple_GET_ITEM(args, 0);
     else if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:DelayedOperation", names, &timeout)) return -1;
     if (as_ns("timeout", timeout, &ns) < 0) return -1;
-    if (ns < 0) {
-        refuse(PyExc_ValueError, "timeout must be 0 or more seconds, got %.100R", timeout);
-        return -1;
-    }
     if (op->lists) return refuse_watched(op);
     if (LIKELY(has_own(op, str_timeout, own_timeout))) Py_XSETREF(op->timeout, Py_NewRef(timeout));
     else if (PyObject_SetAttr((PyObject *)op, str_timeout, timeout) < 0) return -1;

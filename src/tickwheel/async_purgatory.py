@@ -38,7 +38,7 @@ class AsyncPurgatory(Purgatory):
         """Wait until `condition()` is true, and return its value.
 
         It is evaluated at once and when one of `keys` is checked; its exceptions are raised here.
-        Raise TimeoutError after `timeout` seconds.
+        Raise TimeoutError after `timeout` seconds, or at once if they are negative.
         """
         waiting = Waiting(timeout, condition)
         self.try_complete_else_watch(waiting, keys)
@@ -97,4 +97,6 @@ class Waiting(DelayedOperation):
 
     def on_expiration(self) -> None:
         if not self.answer.done():
-            self.answer.set_exception(TimeoutError(f"condition not met within {self.timeout} s"))
+            self.answer.set_exception(
+                TimeoutError(f"condition not met within {max(0, self.timeout)} s")
+            )

@@ -60,7 +60,7 @@ class Operation:
     """One operation: its ticket, its lock, and the lists that watch it."""
 
     def __init__(self, timeout: float) -> None:
-        nanoseconds("timeout", timeout)
+        nanoseconds("timeout", timeout, negative=True)
         check_not_watched(self)
         self._lists_of: WatchLists | None = None
         self.timeout = timeout

@@ -18,6 +18,7 @@ from tickwheel.durable.coordinators import sharing
 from tickwheel.durable.coordinators.postgres import PostgresCoordinator
 from tickwheel.durable.coordinators.solo import BACK_OFF_SECONDS, CHECK_SECONDS, SoloCoordinator
 from tickwheel.durable.coordinators.zookeeper import ZooKeeperCoordinator
+from tickwheel.durable.registry import Audit
 from tickwheel.durable.store import Claims
 from tickwheel.errors import CannotDrain, StoreUnavailable
 
@@ -25,6 +26,7 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 
 SHARDS = 8
 TTL = 60.0  # no lease runs out while a test runs
+DRAINED = Audit(1_800_000_000_000, "ann", "", "node.drain", "b")
 
 
 class Member:
@@ -363,45 +365,62 @@ class TestADrain:
     async def test_moves_the_shards_of_one_node_and_no_others(self, three):
         a, b, c = three
         before = [*map(dict, (b.owned, c.owned))]
-        assert await a.coordinator.drain("a")
+        assert await a.coordinator.drain("a", DRAINED)
         await until(lambda: [len(one.owned) for one in three] == [0, 4, 4])
         for old, member in zip(before, (b, c), strict=True):
             assert old.items() <= member.owned.items()
         await until(lambda: {one.coordinator.node_count() for one in (b, c)} == {2})
 
+    async def test_is_in_the_audit_log_if_there_is_such_a_node(self, three, store):
+        a, *_ = three
+        undone = DRAINED._replace(action="node.undrain")
+        assert await a.coordinator.drain("b", DRAINED)
+        assert await a.coordinator.drain("b", undone, undo=True)
+        assert not await a.coordinator.drain("x", DRAINED)
+        assert not await a.coordinator.drain("x", undone, undo=True)
+        lines, _ = await store.registry.audit(namespace=None, cursor=None, limit=9)
+        assert lines == [undone, DRAINED]
+
+    async def test_without_its_line_of_the_audit_log_is_not_made(self, three, store):
+        a, *_ = three
+        await store.fetch("ALTER TABLE audit ADD CHECK (action <> 'node.drain')")
+        with pytest.raises(Exception, match="audit"):
+            await a.coordinator.drain("b", DRAINED)
+        assert {row.state for row in await a.coordinator.nodes()} == {"active"}
+
     async def test_is_shown_to_every_node_and_can_be_undone(self, three, make):
         a, b, c = three
         observer = make("d")
-        assert await observer.drain("c")
+        assert await observer.drain("c", DRAINED)
         await until(lambda: not c.owned and len(a.owned) == len(b.owned) == 4)
         states = [(row.name, row.state, row.shards) for row in await observer.nodes()]
         assert states == [("a", "active", 4), ("b", "active", 4), ("c", "drained", 0)]
-        assert await observer.drain("c", undo=True)
+        assert await observer.drain("c", DRAINED, undo=True)
         await until(lambda: sorted(len(one.owned) for one in three) == [2, 3, 3])
         assert {row.state for row in await observer.nodes()} == {"active"}
 
     async def test_is_shown_while_the_node_still_has_shards(self, three):
         a, b, c = three
         await c.halt()
-        assert await a.coordinator.drain("c")
+        assert await a.coordinator.drain("c", DRAINED)
         (row,) = [row for row in await b.coordinator.nodes() if row.name == "c"]
         assert (row.state, row.shards) == ("draining", len(c.owned))
 
     async def test_of_an_unknown_node_is_refused(self, three):
-        assert not await three[0].coordinator.drain("x")
-        assert not await three[0].coordinator.drain("x", undo=True)
+        assert not await three[0].coordinator.drain("x", DRAINED)
+        assert not await three[0].coordinator.drain("x", DRAINED, undo=True)
 
     async def test_of_the_last_active_node_is_refused(self, three):
         a, _, c = three
         for name in "bc":
-            assert await a.coordinator.drain(name)
+            assert await a.coordinator.drain(name, DRAINED)
         with pytest.raises(CannotDrain, match="no other active node could take the shards of 'a'"):
-            await c.coordinator.drain("a")
+            await c.coordinator.drain("a", DRAINED)
         await until(lambda: len(a.owned) == SHARDS)
 
     async def test_ends_with_the_process(self, three, join):
         a, _, c = three
-        await a.coordinator.drain("c")
+        await a.coordinator.drain("c", DRAINED)
         await until(lambda: not c.owned)
         await c.stop()
         again = await join("c")
@@ -410,7 +429,7 @@ class TestADrain:
 
     async def test_ends_with_a_process_that_was_killed(self, three, join):
         a, _, c = three
-        await a.coordinator.drain("c")
+        await a.coordinator.drain("c", DRAINED)
         await until(lambda: not c.owned)
         await c.halt()
         await lose_registration(c.coordinator, for_ever=True)
@@ -419,7 +438,7 @@ class TestADrain:
 
     async def test_outlives_a_lost_registration(self, three):
         a, b, c = three
-        await a.coordinator.drain("c")
+        await a.coordinator.drain("c", DRAINED)
         await until(lambda: not c.owned and len(a.owned) == len(b.owned) == 4)
         await lose_registration(c.coordinator)
         c._changed()
@@ -433,7 +452,7 @@ class TestADrain:
         """Tasks must run somewhere."""
         a, b, c = three
         for name in "bc":
-            await a.coordinator.drain(name)
+            await a.coordinator.drain(name, DRAINED)
         await until(lambda: len(a.owned) == SHARDS)
         await a.stop()
         await until(lambda: len(b.owned) == len(c.owned) == 4)
@@ -449,7 +468,7 @@ class TestADrain:
         lent = lambda *members: [len(m.coordinator.lent().get("f", ())) for m in members]  # noqa: E731
         await until_stepped(three, lambda: sum(lent(b, c)) == len(a.owned) > 0)
         assert [node.functions for node in await a.coordinator.nodes()] == [(), ("f",), ("f",)]
-        await a.coordinator.drain("c")
+        await a.coordinator.drain("c", DRAINED)
         await until_stepped(three, lambda: lent(b, c) == [len(a.owned), 0] == [4, 0])
 
 
@@ -474,11 +493,28 @@ async def until_stepped(members, condition):
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.parametrize("kind", ["postgres", "zookeeper"], indirect=True)
+async def test_a_node_lends_the_tasks_of_a_service_that_it_cannot_use(join):
+    three = a, b, c = [await join(name) for name in "abc"]
+    await until(lambda: sorted(len(one.owned) for one in three) == [2, 3, 3])
+    for member in (a, b):
+        member.coordinator.unusable = lambda: ("s",)
+    lent = lambda *members: [len(m.coordinator.lent().get("s", ())) for m in members]  # noqa: E731
+    theirs = len(a.owned) + len(b.owned)
+    await until_stepped(three, lambda: lent(a, b, c) == [0, 0, theirs])
+    assert c.coordinator.claimable() == a.owned | b.owned | c.owned
+    assert [m.coordinator.elsewhere("s") for m in three] == [True, True, False]
+    c.coordinator.unusable = lambda: ("s",)
+    await until_stepped(three, lambda: lent(c) == [0])
+    assert c.coordinator.claimable() == c.owned
+    await until_stepped(three, lambda: not a.coordinator.elsewhere("s"))
+
+
 @pytest.mark.parametrize("kind", ["solo", "solo-lock"], indirect=True)
 async def test_a_solo_node_cannot_be_drained(join):
     member = await join("a")
     with pytest.raises(CannotDrain, match="one node owns every shard"):
-        await member.coordinator.drain("a")
+        await member.coordinator.drain("a", DRAINED)
 
 
 class TestSoloWithoutALock:

@@ -9,6 +9,13 @@ import pytest
 
 from tickwheel.durable import Scheduler
 from tickwheel.durable.implementations import BROKERS, channels_for, coordinator_for, store_at
+from tickwheel.durable.permits.descriptors import (
+    BROKERS_SHARE,
+    CALLS_SHARE,
+    CONNECTIONS_SHARE,
+    LOOKUPS_SHARE,
+    limit,
+)
 from tickwheel.values.service import Service
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +59,16 @@ def test_every_protocol_has_a_channel():
     assert channels().keys() == {
         "local", "http", "rabbitmq", "redis", "celery", "kafka", "nats", "grpc",
     }  # fmt: skip
+
+
+def test_open_connections_have_one_limit_over_http_and_grpc_and_one_for_all_brokers():
+    made = channels()
+    assert made["grpc"]._connections is made["http"].connections
+    assert made["http"].connections.limit == made["http"].calls.permits
+    assert len({id(made[name]._connections) for name in BROKERS}) == 1
+    assert made["kafka"]._connections.limit == min(1000, int(limit() * BROKERS_SHARE))
+    shares = CONNECTIONS_SHARE, CALLS_SHARE, BROKERS_SHARE, LOOKUPS_SHARE
+    assert round(sum(shares), 6) <= 0.9
 
 
 def test_the_extra_of_each_channel_has_the_package_that_all_of_them_import():

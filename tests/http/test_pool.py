@@ -85,7 +85,7 @@ async def test_beyond_the_total_an_idle_connection_is_closed_for_each_new_one(st
     server, pool = await stage.server(), stage.pool(total=3)
     for number in range(10):
         await pool.request("GET", server.url(host=f"{number}.example"))
-        assert pool.stats()["connections"] == pool._connector.open == min(number + 1, 3)
+        assert pool.stats()["connections"] == pool._connector.connections.open == min(number + 1, 3)
     for number in (9, 8, 7):
         await pool.request("GET", server.url(host=f"{number}.example"))
     assert pool.stats()["reused"] == 3, "those that were used last are kept"
@@ -96,7 +96,7 @@ async def test_concurrent_requests_stay_within_the_total(stage):
     for turn in range(5):
         hosts = [f"{turn}-{number}.example" for number in range(3)]
         await asyncio.gather(*(pool.request("GET", server.url(host=host)) for host in hosts))
-        assert pool.stats()["connections"] == pool._connector.open == 3
+        assert pool.stats()["connections"] == pool._connector.connections.open == 3
 
 
 async def test_no_request_waits_for_the_total(stage):
@@ -120,10 +120,10 @@ async def test_a_failed_or_cancelled_connect_does_not_count(stage):
     server = await stage.server(silent)
     waiting = asyncio.create_task(pool.request("GET", server.url()))
     await asyncio.sleep(0)
-    assert pool._connector.open == 1
+    assert pool._connector.connections.open == 1
     waiting.cancel()
     await asyncio.wait([waiting])
-    await until(lambda: not pool._connector.open)
+    await until(lambda: not pool._connector.connections.open)
 
 
 async def test_waiters_are_served_in_order(stage):

@@ -370,6 +370,21 @@ def accepted_by(server, other, receiver, name):
     return receiver.of(f"/{name}")
 
 
+def test_a_server_without_the_secret_key_leaves_the_calls_to_the_other(
+    make_server, postgres_url, coordinator, receiver, name
+):
+    flags = "--coordinator", coordinator.replace("service-cluster", "service-keys")
+    key = {"TICKWHEEL_SECRET_KEY": "a key of 16 or more"}
+    able = make_server(postgres_url, *flags, environment=key)
+    able.service(name, receiver.watch(f"/{name}"), secret=f"whsec_{'A' * 32}")
+    unable = make_server(postgres_url, *flags, errors=True)
+    wait_for_shares(able, unable)
+    assert "TICKWHEEL_SECRET_KEY" in unable.get(f"/v1/services/{name}", status=200).json["problem"]
+    ids = able.now(name, 30) + unable.now(name, 30)
+    assert {able.ended(one)["state"] for one in ids} == {"finished"}
+    assert able.calls(name) == 60
+
+
 def test_two_on_one_sqlite_file_share_it_and_one_takes_over_at_once(
     make_server, tmp_path, receiver, name
 ):

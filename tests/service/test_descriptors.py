@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from callees import Callee
 from receivers import Receiver
 from service.harness import metric
 
 DESCRIPTORS = 256
 CALLS = DESCRIPTORS // 5
+BROKERS = DESCRIPTORS // 20
+DATABASES = 16  # of Redis: each has a connection of its own
 HANGING = ("first", "second", "third", "fourth", "fifth")
 MORE = 10  # files that the server may open for itself during the test
 
@@ -51,17 +54,27 @@ def test_hanging_services_leave_descriptors_for_others_and_the_api(server, recei
     receiver.release()
 
 
-def test_idle_connections_count_as_well(server):
+def test_idle_connections_count_as_well(server, redis_server):
     """With more origins than calls, idle connections are closed, and no call is refused."""
-    with Receiver("0.0.0.0") as receiver:
+    with Receiver("0.0.0.0") as receiver, Callee(host="0.0.0.0") as callee:
         names = [f"service-{number}" for number in range(1, 3 * CALLS)]
         for number, name in enumerate(names):
-            endpoint = receiver.url().replace("0.0.0.0", f"127.0.1.{number}")
-            server.service(name, endpoint, max_attempts=1)
+            protocol, url = ("http", receiver.url()) if number % 2 else ("grpc", callee.endpoint)
+            endpoint = url.replace("0.0.0.0", f"127.0.1.{number}")
+            server.service(name, endpoint, protocol=protocol, max_attempts=1)
+        for number in range(DATABASES):
+            endpoint = f"{redis_server.url.rpartition('/')[0]}/{number}?stream=orders"
+            server.service(f"broker-{number}", endpoint, protocol="redis", max_attempts=1)
+            names.append(f"broker-{number}")
         before = open_files(server)
-        bodies = [{"service": name} for name in names]
-        items = server.post("/v1/tasks/batch", bodies, status=200).json["items"]
-        tasks = [server.ended(item["id"]) for item in items]
-        assert open_files(server) <= before + CALLS + MORE
-    assert {(task["state"], task["error"]) for task in tasks} == {("finished", None)}
+        tasks = []
+        for part in (names[: -DATABASES // 2], names[-DATABASES // 2 :]):
+            bodies = [{"service": name} for name in part]
+            items = server.post("/v1/tasks/batch", bodies, status=200).json["items"]
+            tasks += [server.ended(item["id"]) for item in items]
+        assert open_files(server) <= before + CALLS + BROKERS + MORE
+    redis_server.execute("FLUSHALL")
+    assert {(task["state"], task["attempt"], task["error"]) for task in tasks} == {
+        ("finished", 1, None)
+    }
     assert "Too many open files" not in server.log()

@@ -152,15 +152,17 @@ class Administration(ABC):
 
         This holds until `undrain_node`, or until the node's process ends.
         """
-        if not await self._running_node().coordinator.drain(name):
+        node = self._running_node()
+        audit = self._audit(node, actor, "node.drain", name, request)
+        if not await node.coordinator.drain(name, audit):
             raise UnknownNode(f"no node is named {name!r:.100}")
-        await self.note("node.drain", name, actor=actor, request=request)
 
     async def undrain_node(self, name: str, *, actor: str = LOCAL, request: str = "") -> None:
         """Let a draining node have shards again."""
-        if not await self._running_node().coordinator.drain(name, undo=True):
+        node = self._running_node()
+        audit = self._audit(node, actor, "node.undrain", name, request)
+        if not await node.coordinator.drain(name, audit, undo=True):
             raise UnknownNode(f"no node is named {name!r:.100}")
-        await self.note("node.undrain", name, actor=actor, request=request)
 
     async def shards(self) -> list[ShardRow]:
         """Return the shards with their owners."""

@@ -3,8 +3,10 @@
 It does not know tasks. The epoch of a shard rises whenever the shard gets an owner, and every claim
 names it: a node that has lost a shard without knowing it claims nothing.
 
-A task function runs only on nodes that have it. If the owner of a shard lacks a function, the shard
-is lent to a node that has it, which claims the function's tasks there with the owner's epoch.
+A task function runs only on nodes that have it, and a stored service only on nodes that can use it:
+that have its channel and its secrets, and may call its target. If the owner of a shard cannot run
+something, the shard is lent to a node that can, which claims these tasks there with the owner's
+epoch.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from tickwheel.errors import CannotDrain, StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+
+    from tickwheel.durable.registry import Audit
 
 
 class CoordinatorUnavailable(StoreUnavailable):
@@ -81,6 +85,9 @@ class Coordinator(Protocol):
     functions: Callable[[], Collection[str]]
     """Returns the names of the task functions of this node; set before `start`."""
 
+    unusable: Callable[[], Collection[str]]
+    """Returns the names of the stored services that this node cannot use; set before `start`."""
+
     preload: Callable[[Collection[int]], Awaitable[None]]
     """Reads the tasks of shards before this node gets them; set before `start`.
 
@@ -101,7 +108,9 @@ class Coordinator(Protocol):
         """
 
     def lent(self) -> Mapping[str, Mapping[int, int]]:
-        """Return, by function, the shards of other nodes to claim its tasks from, with epochs.
+        """Return, by function or service, the shards of other nodes to claim its tasks from.
+
+        Each with its epoch.
 
         Empty whenever this node may have lost its own shards.
         """
@@ -109,8 +118,11 @@ class Coordinator(Protocol):
     def claimable(self) -> Mapping[int, int]:
         """Return the shards that are owned or lent, with their epochs."""
 
-    def elsewhere(self, function: str) -> bool:
-        """Return whether another live node has this task function, as of the last step."""
+    def elsewhere(self, name: str) -> bool:
+        """Return whether another live node runs what this one cannot, as of the last step.
+
+        `name` is that of a task function that it lacks, or of a service that it cannot use.
+        """
 
     def sole(self) -> bool:
         """Return whether no other process can take a shard while this process is alive.
@@ -133,7 +145,7 @@ class Coordinator(Protocol):
     async def shards(self) -> list[ShardRow]:
         """Return all shards by number, each with its owner and epoch."""
 
-    async def drain(self, node: str, *, undo: bool = False) -> bool:
+    async def drain(self, node: str, audit: Audit, *, undo: bool = False) -> bool:
         """Move the shards of a node away, or with `undo` let it have shards again.
 
         - The request is stored until the node's process ends: no message can be lost. A process
@@ -141,8 +153,9 @@ class Coordinator(Protocol):
         - A draining node gives up its shards in its next step, and finishes its running attempts.
         - If every live node is draining, they share the shards as if none were.
 
-        Return False if no such node is registered. Raise `CannotDrain` if no other active node is:
-        see `require_others`.
+        `audit` is the line of the audit log: in the same transaction if the request is stored in
+        the store, otherwise written before it. Return False if no such node is registered. Raise
+        `CannotDrain` if no other active node is: see `require_others`.
         """
 
     async def step(self) -> float:

@@ -124,6 +124,7 @@ COORDINATORS = {
 
 
 ENTRY_POINTS = "tickwheel.channels"
+MAX_BROKER_CONNECTIONS = 1_000  # of one process; a low limit of file descriptors lowers it
 
 # By protocol, which is also the extra to install: the module and the class of a `Broker`.
 BROKERS: dict[str, tuple[str, str]] = {
@@ -181,7 +182,7 @@ def built_in_channels(
     """Return the channels of this package."""
     channels: dict[str, Channel] = {"local": LocalChannel(functions, threads)}
     try:
-        from tickwheel.durable.channels.broker import BrokerChannel  # noqa: PLC0415
+        from tickwheel.durable.channels.broker import broker_channels  # noqa: PLC0415
         from tickwheel.durable.channels.grpc.channel import GrpcChannel  # noqa: PLC0415
         from tickwheel.durable.channels.grpc.endpoint import tls_files  # noqa: PLC0415
         from tickwheel.durable.channels.http.channel import HttpChannel  # noqa: PLC0415
@@ -208,12 +209,14 @@ def built_in_channels(
         descriptors.within(descriptors.LOOKUPS_SHARE, MAX_PROMPT_LOOKUPS + MAX_HUNG_LOOKUPS)
     )
     targets = Targets(allow_private=allow_private, allow=allow, own_port=own_port, lookup=lookups)
-    brokers = {
-        protocol: BrokerChannel(functools.partial(_broker, protocol), targets, now_ms)
-        for protocol in BROKERS
-    }
+    brokers = broker_channels(
+        {protocol: functools.partial(_broker, protocol) for protocol in BROKERS}, targets, now_ms,
+        connections=descriptors.within(descriptors.BROKERS_SHARE, MAX_BROKER_CONNECTIONS),
+    )  # fmt: skip
     http = HttpChannel(targets, now_ms, max_calls=calls)
-    grpc = GrpcChannel(targets, now_ms, http.calls, tls=tls_files(grpc_tls))
+    grpc = GrpcChannel(
+        targets, now_ms, http.calls, connections=http.connections, tls=tls_files(grpc_tls)
+    )
     return {**channels, **brokers, "http": http, "grpc": grpc}
 
 

@@ -8,7 +8,7 @@ It follows no redirects, keeps no cookies, reads no proxy from the environment a
 nothing: a response is what the server sent. It knows nothing about tasks.
 """
 
-from tickwheel.http.connect import Address
+from tickwheel.http.connect import Address, OpenConnections
 from tickwheel.http.errors import (
     BadAnswer,
     ConnectFailed,
@@ -28,6 +28,7 @@ __all__ = [
     "HttpError",
     "NoRoom",
     "NotSent",
+    "OpenConnections",
     "Pool",
     "Response",
     "TimedOut",

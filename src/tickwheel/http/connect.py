@@ -45,13 +45,38 @@ async def resolve_with_system(host: str, port: int) -> list[Address]:
     return [Address(str(place[0]), port, family) for family, _, _, _, place in found]
 
 
+class OpenConnections:
+    """The number of connections that clients have open together, idle ones included.
+
+    Each client counts its own in `open`, from before the connect to the end of the close. At
+    `limit`, an idle connection of any client is closed before another is opened.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = limit
+        self.open = 0
+        self._clients: list[Callable[[], asyncio.Future[None] | None]] = []
+
+    def add(self, drop_idle: Callable[[], asyncio.Future[None] | None]) -> None:
+        """Add a client; `drop_idle` closes its oldest idle connection, and returns the end."""
+        self._clients.append(drop_idle)
+
+    async def make_room(self) -> bool:
+        """Close idle connections until one more may be open; return False if too few are idle."""
+        while self.limit is not None and self.open >= self.limit:
+            closing = next(filter(None, (drop_idle() for drop_idle in self._clients)), None)
+            if closing is None:
+                return False
+            await asyncio.wait([closing])
+        return True
+
+
 class Connector:
     """Open connections: name, address, TCP, TLS.
 
     - All of that takes at most `timeout` seconds. Addresses are tried in turn, each with an equal
       share of the remaining time, so that a silent one leaves time for the next.
-    - `open` counts connections that are open or being opened. At `total`, `drop_idle` closes an
-      idle one before another is opened.
+    - `connections` counts connections that are open or being opened.
     - Without a TLS context, the system's certificate authorities are trusted.
     """
 
@@ -61,11 +86,9 @@ class Connector:
         timeout: float,
         max_body: int,
         tls: ssl.SSLContext | None,
-        total: int | None = None,
+        connections: OpenConnections,
     ) -> None:
-        self.open = 0
-        self.drop_idle: Callable[[], asyncio.Future[None] | None] = lambda: None
-        self._total = total
+        self.connections = connections
         self._resolve = resolve or resolve_with_system
         self._timeout = timeout
         self._max_body = max_body
@@ -77,22 +100,18 @@ class Connector:
         NoRoom is not the target's fault: this process has no file descriptor left, or this machine
         no port or memory.
         """
-        while self._total is not None and self.open >= self._total:
-            closing = self.drop_idle()
-            if closing is None:
-                break
-            await asyncio.wait([closing])
-        self.open += 1
+        await self.connections.make_room()
+        self.connections.open += 1
         try:
             connection = await self._connect(target)
         except BaseException:
-            self.open -= 1
+            self.connections.open -= 1
             raise
         connection.closed.add_done_callback(self._on_ended)
         return connection
 
     def _on_ended(self, _: asyncio.Future[None]) -> None:
-        self.open -= 1
+        self.connections.open -= 1
 
     async def _connect(self, target: Target) -> Connection:
         loop = asyncio.get_running_loop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from tickwheel.http.connect import TLS_SHUTDOWN_SECONDS, Connector
+from tickwheel.http.connect import TLS_SHUTDOWN_SECONDS, Connector, OpenConnections
 from tickwheel.http.errors import ConnectFailed, HttpError, NotSent, Unanswered
 from tickwheel.http.message import Request
 from tickwheel.http.origin import Origin
@@ -28,7 +28,8 @@ class Pool:
 
     - `connections` is the limit for one origin; further requests wait, first come, first served.
     - `total` is the limit for all origins: beyond it, each new connection first closes an idle one.
-      Requests never wait for it: the caller limits how many are in flight.
+      Requests never wait for it: the caller limits how many are in flight. Clients can share an
+      `OpenConnections`.
     - `resolve(host, port)` returns the addresses that may be connected to; `request` raises its
       `TickwheelError`.
     - `connect_timeout` covers resolving, connecting and TLS; `idle_timeout` closes unused
@@ -42,7 +43,7 @@ class Pool:
         *,
         resolve: Resolve | None = None,
         connections: int = 100,
-        total: int | None = None,
+        total: int | OpenConnections | None = None,
         connect_timeout: float = 5.0,
         idle_timeout: float = 15.0,
         max_body: int = 1 << 20,
@@ -52,8 +53,9 @@ class Pool:
             raise ValueError(f"connections must be at least 1, got {connections}")
         if max_body < 0:
             raise ValueError(f"max_body must be at least 0, got {max_body}")
-        self._connector = Connector(resolve, connect_timeout, max_body, ssl, total)
-        self._connector.drop_idle = self._drop_idle
+        shared = total if isinstance(total, OpenConnections) else OpenConnections(total)
+        shared.add(self._drop_idle)
+        self._connector = Connector(resolve, connect_timeout, max_body, ssl, shared)
         self._limit = connections
         self._idle_timeout = idle_timeout
         self._origins: dict[tuple[str, str, int], Origin] = {}

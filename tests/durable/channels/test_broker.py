@@ -9,12 +9,13 @@ import json
 import pytest
 import pytest_asyncio
 
-from durable.stage import START_MS, a_task
+from durable.stage import START_MS, a_task, until
 from tickwheel.durable.channel import UNSENT, CallTrace, Delivery
 from tickwheel.durable.channels import broker
 from tickwheel.durable.channels.broker import BrokerChannel
 from tickwheel.durable.channels.http.target import Targets
 from tickwheel.errors import TargetRefused
+from tickwheel.http import OpenConnections
 from tickwheel.values.service import Service
 from tickwheel.values.signature import new_secret, verify
 from tickwheel.values.task import Event, Ids
@@ -324,6 +325,44 @@ class TestConfiguration:
         channel.check(service(cloudevents="structured"))
         with pytest.raises(ValueError, match="cloudevents must be 'structured' for 'queue'"):
             channel.check(service(cloudevents="binary"))
+
+
+class TestConnectionsOfAllBrokers:
+    @pytest_asyncio.fixture
+    async def pair(self, queue):
+        """Two channels that may have two connections together."""
+        shared = OpenConnections(2)
+        one, two = (
+            BrokerChannel(
+                lambda: queue, Targets(allow_private=True), lambda: 0.0, connections=shared
+            )
+            for _ in range(2)
+        )
+        yield one, two
+        await asyncio.gather(one.close(), two.close())
+        assert shared.open == 0
+
+    async def test_an_idle_one_is_closed_for_another(self, pair, queue):
+        for number in range(9):
+            one = service(f"s{number}", endpoint=f"queue://127.0.0.1:{7000 + number}/orders")
+            answer = await pair[number % 2].send(task(), one)
+            assert answer.event is Event.FINISH
+            assert len(queue.opened) - queue.closed <= 2
+        assert (len(queue.opened), queue.closed) == (9, 7)
+
+    async def test_while_all_are_in_use_other_tasks_are_delayed(self, pair, queue):
+        queue.behave = queue.hang
+        first, second, third = (
+            service(f"s{number}", endpoint=f"queue://127.0.0.1:{7000 + number}/orders")
+            for number in range(3)
+        )
+        calls = [asyncio.create_task(pair[0].send(task(), one)) for one in (first, second)]
+        await until(lambda: len(queue.batches) == 2)
+        answer = await pair[1].send(task(), third)
+        assert (answer.event, len(queue.opened)) == (Event.SNOOZE, 2)
+        assert "127.0.0.1:7002: 2 connections to brokers are open and in use" in answer.error
+        for call in calls:
+            call.cancel()
 
 
 async def test_each_message_of_a_batch_has_a_trace_of_its_own(channel, queue):

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from contracts.stores import Place, stored, task, wanted
-from contracts.test_coordinator import Member, until
+from contracts.test_coordinator import DRAINED, Member, until
 from durable.postgres_stage import blocked, connected
 from servers import PostgresServer
 from tickwheel import ManualClock
@@ -543,7 +543,7 @@ class TestANode:
 
     async def test_whose_namesake_died_while_it_was_draining_is_active(self, cluster, store):
         await cluster.join("a", "b")
-        await cluster.nodes["a"].drain("b")
+        await cluster.nodes["a"].drain("b", DRAINED)
         await cluster.settle()
         assert cluster.shares == [0, SHARDS]
         del cluster.nodes["b"]

@@ -6,7 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.durable.coordinator import ShardRow
-from tickwheel.durable.coordinators.sharing import assign, lent_shards
+from tickwheel.durable.coordinators.sharing import (
+    MAX_UNUSABLE,
+    announced,
+    assign,
+    lent_shards,
+    runnable,
+)
 
 NAMES = [f"n{number}" for number in range(8)]
 weights = st.dictionaries(st.sampled_from(NAMES), st.sampled_from([1.0, 2.0, 0.5]), min_size=1)
@@ -50,3 +56,15 @@ def test_a_shard_is_lent_to_one_node_that_has_the_function():
     functions = {"a": ["f"], "b": ["f", "g"], "c": []}
     lent = {node: lent_shards(node, functions, shards) for node in "abc"}
     assert lent == {"a": {"f": {2: 7}}, "b": {"f": {5: 7}, "g": {0: 7, 2: 7, 3: 7, 5: 7}}, "c": {}}
+
+
+def test_a_node_runs_its_functions_and_the_services_that_only_others_cannot_use():
+    functions = {"a": ["f"], "b": [], "c": ["s"]}
+    unusable = {"a": ["s", "t"], "b": ["t"], "c": ["s", "t"]}
+    assert runnable(functions, unusable) == {"a": {"f"}, "b": {"s"}, "c": {"s"}}
+    assert runnable({"a": ["f"]}, {"a": []}) == {"a": {"f"}}
+
+
+def test_a_node_announces_a_bounded_number_of_unusable_services():
+    names = [f"s{number:05}" for number in range(2 * MAX_UNUSABLE)]
+    assert announced(names[::-1]) == names[:MAX_UNUSABLE]

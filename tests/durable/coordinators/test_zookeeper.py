@@ -17,7 +17,7 @@ from kazoo.exceptions import NoAuthError
 
 import servers
 from contracts.stores import Place
-from contracts.test_coordinator import Member, until
+from contracts.test_coordinator import DRAINED, Member, until
 from tickwheel import ManualClock
 from tickwheel.clock import BootClock
 from tickwheel.durable.coordinator import CoordinatorUnavailable, ShardRow
@@ -462,7 +462,7 @@ class TestSharing:
         second = await join("b")
         await until(lambda: all_owned(first, second) and len(second.owned) == 6)
         assert admin.get_children(drain) == []
-        await first.coordinator.drain("b")
+        await first.coordinator.drain("b", DRAINED)
         await until(lambda: all_owned(first))
         assert admin.get_children(drain) == ["b"]
         await second.stop()

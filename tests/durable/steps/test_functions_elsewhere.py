@@ -1,10 +1,11 @@
-"""Nodes with different task functions on one store: each task runs where its function is."""
+"""Nodes that can run different things on one store: each task runs where it can."""
 
 import asyncio
 
 import pytest
 
 from durable.stage import away, until
+from receivers import Receiver, answering
 from tickwheel.durable import Scheduler
 from tickwheel.durable.coordinators.postgres import PostgresCoordinator
 from tickwheel.durable.steps import health
@@ -152,3 +153,24 @@ async def test_a_task_that_waits_for_a_permit_elsewhere_is_not_stalled(postgres_
         await begun.wait()
         assert await stall_reasons(other) == set()
         goes_on.set()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"secret_key": "another key of 16 or more"}, {"allow_private_targets": False}]
+)
+async def test_a_node_that_cannot_use_a_service_lends_its_shards_to_one_that_can(url, wrong):
+    right = {"secret_key": "a key of 16 or more", "allow_private_targets": True}
+    able, unable = Scheduler(url, **right), Scheduler(url, **{**right, **wrong})
+    with Receiver() as receiver:
+        receiver.on("/mail", answering(200))
+        async with Scheduler(url, dispatch=False, **right) as web:
+            await web.put_service(
+                "mail", endpoint=receiver.url("/mail"), secret=f"whsec_{'A' * 32}"
+            )
+            async with unable, able:
+                await shared(unable, able)
+                assert unable.node.directory.unusable.keys() == {"mail"}
+                tasks = [await web.submit("mail", number) for number in range(50)]
+                ended = [await web.wait(task.id) for task in tasks]
+                assert len({task.shard for task in tasks}) > SHARDS // 2
+    assert [(task.state, task.attempt) for task in ended] == [("finished", 1)] * 50

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tickwheel.clock import SystemClock
 from tickwheel.durable.channel import UNSENT, Answer, Delivery
+from tickwheel.durable.channels.http.channel import no_room_answer
 from tickwheel.durable.channels.message import (
     TracedMessage,
     check_secrets,
@@ -39,6 +40,7 @@ from tickwheel.durable.log import logger
 from tickwheel.durable.metrics import Histogram
 from tickwheel.durable.permits.semaphore import Semaphore
 from tickwheel.errors import TargetRefused
+from tickwheel.http import NoRoom, OpenConnections
 from tickwheel.values.endpoint import parse_endpoint
 from tickwheel.values.task import Event
 
@@ -185,6 +187,8 @@ class BrokerChannel:
       costs nothing until then. ImportError must name the extra to install.
     - `targets` decides which addresses may be connected to, as for HTTP.
     - `now_ms` returns the store's time, for signatures.
+    - `connections` counts the open connections of all technologies. At its limit, one that has
+      nothing under way is closed; if there is none, tasks are delayed.
     """
 
     remote = True
@@ -195,8 +199,11 @@ class BrokerChannel:
         targets: Targets,
         now_ms: Callable[[], float],
         *,
+        connections: OpenConnections | None = None,
         stopwatch: Clock | None = None,
     ) -> None:
+        self._connections = connections or OpenConnections()
+        self._connections.add(self._drop_idle)
         self.latencies: defaultdict[str, Histogram] = defaultdict(Histogram)
         self.trace: Tracer | None = None
         self._load = load
@@ -252,6 +259,9 @@ class BrokerChannel:
             connection = await plan.link.open()
         except (TypeError, ValueError, ImportError) as error:
             end_all(deliveries, f"{service.name} cannot be sent to: {error}")
+        except NoRoom as error:
+            for delivery in deliveries:
+                delivery.end(no_room_answer(delivery.task, error))
         except OSError as error:
             end_all(deliveries, str(error))
         else:
@@ -312,6 +322,11 @@ class BrokerChannel:
                 del self._links[endpoint]
                 link.abandon()
 
+    def _drop_idle(self) -> asyncio.Future[None] | None:
+        """Close the connection that was used first of those with nothing under way."""
+        links = [link for link in self._links.values() if link.is_open and link.is_idle]
+        return min(links, key=lambda link: link.used_at).abandon() if links else None
+
     async def close(self) -> None:
         """Close the connections; a message without a confirm is retried."""
         links, self._links = list(self._links.values()), {}
@@ -337,7 +352,8 @@ class BrokerChannel:
         endpoint, route = self._split(service)
         link = self._links.get(endpoint)
         if link is None:
-            link = self._links[endpoint] = Link(self._technology(), endpoint, self._targets)
+            link = Link(self._technology(), endpoint, self._targets, self._connections)
+            self._links[endpoint] = link
         plan = Plan(
             service, link, route, message_headers(service), hidden_in(service),
             self.latencies[service.name],
@@ -346,6 +362,21 @@ class BrokerChannel:
         if before is not None and before.link is not link:
             self._close_unused()
         return plan
+
+
+def broker_channels(
+    technologies: Mapping[str, Callable[[], Broker]],
+    targets: Targets,
+    now_ms: Callable[[], float],
+    *,
+    connections: int,
+) -> dict[str, BrokerChannel]:
+    """Return a channel for each technology; together they have at most `connections` open."""
+    shared = OpenConnections(connections)
+    return {
+        protocol: BrokerChannel(load, targets, now_ms, connections=shared)
+        for protocol, load in technologies.items()
+    }
 
 
 class Batch:
@@ -362,14 +393,18 @@ class Batch:
 class Link:
     """One connection to a broker, opened when it is needed, and again after it has failed."""
 
-    def __init__(self, broker: Broker, endpoint: Endpoint, targets: Targets) -> None:
+    def __init__(
+        self, broker: Broker, endpoint: Endpoint, targets: Targets, connections: OpenConnections
+    ) -> None:
         self.permits = Semaphore(MAX_IN_FLIGHT, fair=True)
         self._broker = broker
         self._endpoint = endpoint
         self._targets = targets
+        self._connections = connections
+        self._counted: set[Connection] = set()  # open, and not being closed
         self._opening: asyncio.Task[Connection] | None = None
         self._batches: set[Batch] = set()
-        self._used_at = 0.0  # when a batch last ended, by the loop's clock
+        self.used_at = 0.0  # when a batch last ended, by the loop's clock
         self.has_progressed = False  # whether a message has ended since the last check
         self._watch: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -378,6 +413,11 @@ class Link:
     def is_idle(self) -> bool:
         """Whether no message is under way."""
         return self.permits.free == self.permits.permits and not self._batches
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection."""
+        return self._opening is not None and self._opening.done() and not has_failed(self._opening)
 
     async def open(self) -> Connection:
         """Return the connection; open it if there is none. OSError names the server."""
@@ -392,7 +432,7 @@ class Link:
 
     def _is_unproven(self, now: float) -> bool:
         """Return whether the connection may have died without notice."""
-        return not self._batches and now - self._used_at >= IDLE_SECONDS
+        return not self._batches and now - self.used_at >= IDLE_SECONDS
 
     async def _prove(self, connection: Connection) -> Connection:
         """Return the connection if the broker answers on it, otherwise a new one."""
@@ -405,10 +445,26 @@ class Link:
                 raise
             logger.debug("%s: an idle connection had died: %r", self._endpoint.server, error)
             return await self._open()
-        self._used_at = asyncio.get_running_loop().time()
+        self.used_at = asyncio.get_running_loop().time()
         return connection
 
     async def _open(self) -> Connection:
+        if not await self._connections.make_room():
+            raise NoRoom(
+                f"{self._endpoint.server}: {self._connections.open} connections to brokers are open"
+                f" and in use, and {self._connections.limit} may be open"
+            )
+        self._connections.open += 1
+        try:
+            made = await self._connect()
+        except BaseException:
+            self._connections.open -= 1
+            raise
+        self._counted.add(made)
+        self.used_at = asyncio.get_running_loop().time()
+        return made
+
+    async def _connect(self) -> Connection:
         server = self._endpoint.server
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -419,7 +475,6 @@ class Link:
             raise OSError(f"{server}: no connection within {CONNECT_SECONDS:g} s") from None
         except Exception as error:  # noqa: BLE001
             raise OSError(f"{server}: no connection: {self._describe(error)}") from None
-        self._used_at = asyncio.get_running_loop().time()
         return made
 
     async def _addresses(self) -> list[Address]:
@@ -463,7 +518,7 @@ class Link:
             if isinstance(error, ConnectionDied):
                 unsent = [message for message in messages if not message.ended]
         finally:
-            self._used_at = asyncio.get_running_loop().time()
+            self.used_at = asyncio.get_running_loop().time()
             self._batches.discard(batch)
             if not unsent:
                 for message in messages:
@@ -495,8 +550,11 @@ class Link:
         for connection in {batch.connection for batch in self._batches}:
             self.drop(connection, error)
 
-    def drop(self, connection: Connection, error: str) -> None:
-        """Close a connection, and end what waits for its confirms; the next call opens another."""
+    def drop(self, connection: Connection, error: str) -> asyncio.Future[None]:
+        """Close a connection, and end what waits for its confirms; the next call opens another.
+
+        Return the end of the close.
+        """
         loop = asyncio.get_running_loop()
         opening = self._opening
         if opening is not None and opening.done() and not has_failed(opening):
@@ -505,23 +563,29 @@ class Link:
             self._batches.remove(batch)
             batch.error = error
             batch.limit.reschedule(loop.time())
-        self._close(connection)
+        return self._close(connection)
 
-    def _close(self, connection: Connection) -> None:
+    def _close(self, connection: Connection) -> asyncio.Future[None]:
         closing = asyncio.get_running_loop().create_task(close_quietly(connection))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
+        if connection in self._counted:  # a later call may have used it, and closes it again
+            self._counted.discard(connection)
+            closing.add_done_callback(self._on_closed)
+        return closing
 
-    def abandon(self) -> None:
-        """Close the connection, without waiting for that."""
-        opening = self._opening
-        if opening is None:
-            return
+    def _on_closed(self, _: asyncio.Future[None]) -> None:
+        self._connections.open -= 1
+
+    def abandon(self) -> asyncio.Future[None] | None:
+        """Close the connection, without waiting for that; return its end if there is one."""
+        opening, self._opening = self._opening, None
+        if opening is None or has_failed(opening):
+            return None
         if not opening.done():
             opening.cancel()
-        elif not has_failed(opening):
-            self.drop(opening.result(), "the connection was closed before its confirm")
-        self._opening = None
+            return None
+        return self.drop(opening.result(), "the connection was closed before its confirm")
 
     async def close(self) -> None:
         """Close the connection; the messages that wait for its confirms are retried."""

@@ -35,11 +35,14 @@ from tickwheel import __version__
 from tickwheel.clock import BootClock
 from tickwheel.durable.coordinator import NodeRow, ShardRow, check_weight, require_others
 from tickwheel.durable.coordinators.sharing import (
+    announced,
     effective_weights,
     lent_shards,
+    merged,
     preload_bounded,
     preload_nothing,
     quotas_of,
+    runnable,
 )
 from tickwheel.errors import StoreUnavailable
 
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
     from tickwheel.clock import Clock
+    from tickwheel.durable.registry import Audit
     from tickwheel.durable.store import Store
 
 logger = logging.getLogger("tickwheel")
@@ -81,15 +85,16 @@ _SILENT = """(n.session AND NOT EXISTS (
 JOIN = f"""
     WITH {_MOMENT}, {_SESSIONS}, joined AS (
         INSERT INTO node AS n (name, incarnation, started_at_ms, lease_until_ms, session, functions,
-            draining, weight, address, version)
+            draining, weight, address, version, unusable)
         SELECT $1, $2::uuid, now_ms, now_ms + $3::bigint, $5::boolean, $7::text[],
-            $8::boolean, $9::double precision, $10::text, $11::text
+            $8::boolean, $9::double precision, $10::text, $11::text, $12::text[]
         FROM moment
         ON CONFLICT (name) DO UPDATE SET incarnation = EXCLUDED.incarnation,
             started_at_ms = EXCLUDED.started_at_ms, lease_until_ms = EXCLUDED.lease_until_ms,
             session = EXCLUDED.session, functions = EXCLUDED.functions,
             draining = EXCLUDED.draining, weight = EXCLUDED.weight,
-            address = EXCLUDED.address, version = EXCLUDED.version
+            address = EXCLUDED.address, version = EXCLUDED.version,
+            unusable = EXCLUDED.unusable
         WHERE n.lease_until_ms < {_NOW}
             OR ($6::boolean AND ({_SILENT} OR n.lease_until_ms > {_NOW} + 2 * $3::bigint))
         RETURNING n.name
@@ -100,7 +105,7 @@ JOIN = f"""
 HEARTBEAT = f"""
     WITH {_MOMENT}, renewed AS (
         UPDATE node SET lease_until_ms = {_NOW} + $3::bigint, session = $4::boolean,
-            functions = $5::text[]
+            functions = $5::text[], unusable = $6::text[]
         WHERE name = $1 AND incarnation = $2::uuid
         RETURNING name
     )
@@ -111,6 +116,7 @@ HEARTBEAT = f"""
         ARRAY(SELECT weight FROM node ORDER BY name),
         ARRAY(SELECT draining FROM node ORDER BY name),
         ARRAY(SELECT to_json(functions)::text FROM node ORDER BY name),
+        ARRAY(SELECT to_json(unusable)::text FROM node ORDER BY name),
         ARRAY(SELECT shard FROM shard ORDER BY shard),
         ARRAY(SELECT owner FROM shard ORDER BY shard),
         ARRAY(SELECT epoch FROM shard ORDER BY shard)
@@ -128,7 +134,12 @@ NODES = """
     ORDER BY k.name
 """
 DRAIN = """
-    WITH updated AS (UPDATE node SET draining = $2::boolean WHERE name = $1 RETURNING name)
+    WITH updated AS (
+        UPDATE node SET draining = $2::boolean WHERE name = $1 RETURNING name
+    ), noted AS (
+        INSERT INTO audit (at_ms, actor, namespace, action, target, request, detail)
+        SELECT $4::bigint, $5::text, $6::text, $7::text, $8::text, $9::text, $10::text FROM updated
+    )
     SELECT pg_notify($3, '') FROM updated
 """
 MISSING_SESSIONS = f"""
@@ -214,6 +225,8 @@ class PostgresTables(Protocol):
 
     def channel(self, name: str) -> str: ...
 
+    def audit_line(self, audit: Audit) -> list[Any]: ...
+
 
 class Member(NamedTuple):
     """One row of the table `node`."""
@@ -224,6 +237,7 @@ class Member(NamedTuple):
     weight: float
     draining: bool
     functions: frozenset[str]
+    unusable: frozenset[str]
 
 
 class PostgresCoordinator:
@@ -234,10 +248,11 @@ class PostgresCoordinator:
     - `weight`: this node's part of the shards, relative to the others'. With equal weights, shares
       differ by at most one; as few shards as possible move when a node comes or goes.
     - While another live process has the same name, this one waits and owns nothing.
-    - If nodes lack a function, the nodes that have it divide its tasks in their shards.
+    - If nodes cannot run a function or service, those that can divide its tasks in their shards.
     """
 
     functions: Callable[[], Collection[str]] = tuple
+    unusable: Callable[[], Collection[str]] = tuple
     preload: Callable[[Collection[int]], Awaitable[None]] = staticmethod(preload_nothing)
 
     def __init__(
@@ -264,7 +279,8 @@ class PostgresCoordinator:
         self._incarnation = uuid.uuid4().hex
         self._owned: dict[int, int] = {}
         self._lent: dict[str, dict[int, int]] = {}
-        self._elsewhere: frozenset[str] = frozenset()  # task functions of other nodes
+        self._borrowed: dict[int, int] = {}  # the shards lent for anything
+        self._elsewhere: frozenset[str] = frozenset()  # what other nodes run
         self._trusted_until = -math.inf
         self._live = 1
         self._changed: Callable[[], None] = lambda: None
@@ -292,14 +308,11 @@ class PostgresCoordinator:
 
     def claimable(self) -> Mapping[int, int]:
         """Return the shards that are owned or lent, with their epochs."""
-        claimable = dict(self.owned())
-        for shards in self.lent().values():
-            claimable.update(shards)
-        return claimable
+        return {**self.owned(), **self._borrowed} if self.lent() else self.owned()
 
-    def elsewhere(self, function: str) -> bool:
-        """Return whether another node had this task function at the last step."""
-        return function in self._elsewhere
+    def elsewhere(self, name: str) -> bool:
+        """Return whether another node ran it at the last step, and this one could not."""
+        return name in self._elsewhere
 
     def sole(self) -> bool:
         """Return False: the others take over from a node that is silent."""
@@ -318,18 +331,22 @@ class PostgresCoordinator:
         """Return all shards by number."""
         return await self._store.owners()
 
-    async def drain(self, node: str, *, undo: bool = False) -> bool:
-        """Note it in the node's row, which every node reads with each heartbeat."""
+    async def drain(self, node: str, audit: Audit, *, undo: bool = False) -> bool:
+        """Note it in the node's row, which every node reads with each heartbeat.
+
+        The same statement writes the line of the audit log.
+        """
         if not undo:
             require_others(node, await self.nodes())
-        return bool(await self._fetch(DRAIN, node, not undo, self._store.channel(CHANNEL)))
+        values = node, not undo, self._store.channel(CHANNEL), *self._store.audit_line(audit)
+        return bool(await self._fetch(DRAIN, *values))
 
     async def step(self) -> float:
         """Renew the lease, remove dead nodes, give up surplus shards or take free ones."""
         requested_at = self._clock.time()
         session = self._store.session.holds(self._key)
         joined, now_ms, nodes, shards = parse_heartbeat(
-            await self._fetch(HEARTBEAT, *self._lease(), session, sorted(self.functions()))
+            await self._fetch(HEARTBEAT, *self._lease(), session, *self._abilities())
         )
         if not joined:
             return await self._join([node for node in nodes if node.name != self._node], shards)
@@ -449,6 +466,9 @@ class PostgresCoordinator:
             logger.warning("node %r is gone: the others take its shards", name)
         self._gone.clear()
 
+    def _abilities(self) -> tuple[list[str], list[str]]:
+        return sorted(self.functions()), announced(self.unusable())
+
     def _lease(self) -> tuple[str, str, int]:
         return self._node, self._incarnation, int(self._ttl * 1000)
 
@@ -475,9 +495,9 @@ class PostgresCoordinator:
             weights = effective_weights(weights, draining)
             await preload_bounded(self.preload, shards_to_come(self._node, weights, shards))
         self._joined = True  # even if the answer is lost
-        channel, names = self._store.channel(CHANNEL), sorted(self.functions())
-        values = *self._lease(), channel, held, self._refusals > 0, names
-        about = self._draining, self._weight, self._address, __version__
+        channel, (functions, unusable) = self._store.channel(CHANNEL), self._abilities()
+        values = *self._lease(), channel, held, self._refusals > 0, functions
+        about = self._draining, self._weight, self._address, __version__, unusable
         if await self._fetch(JOIN, *values, *about):
             self._refusals = 0
             return 0.0
@@ -526,17 +546,19 @@ class PostgresCoordinator:
         return len(await self._take(wanted)) < len(wanted)
 
     def _borrow(self, live: Sequence[Member], shards: Sequence[ShardRow]) -> None:
-        """Find the shards that are lent to this node, by function; `live` share the shards."""
-        others = (node.functions for node in live if node.name != self._node)
+        """Find the shards that are lent to this node; `live` share the shards."""
+        functions = {node.name: node.functions for node in live}
+        unusable = {node.name: node.unusable for node in live}
+        if self._node in functions:
+            functions[self._node], unusable[self._node] = map(frozenset, self._abilities())
+        runs = runnable(functions, unusable)
+        others = (names for node, names in runs.items() if node != self._node)
         self._elsewhere = frozenset().union(*others)
-        able = {node.name: node.functions for node in live}
-        if self._node in able:
-            able[self._node] = frozenset(self.functions())
-        lent = lent_shards(self._node, able, shards)
-        if lent.keys() - self._lent.keys():
-            logger.info("other nodes lack %s: this node runs their tasks as well", sorted(lent))
+        lent = lent_shards(self._node, runs, shards)
+        if new := sorted(lent.keys() - self._lent.keys()):
+            logger.info("other nodes cannot run %.500s: this node runs their tasks as well", new)
         if lent != self._lent:
-            self._lent = lent
+            self._lent, self._borrowed = lent, merged(lent)
             self._changed()
 
     async def _release(self, mine: Iterable[int], surplus: int) -> None:
@@ -558,9 +580,9 @@ def parse_heartbeat(
     rows: Sequence[Sequence[Any]],
 ) -> tuple[bool, int, list[Member], list[ShardRow]]:
     """Return whether this node has joined, the database's time, all nodes and all shards."""
-    joined, now_ms, *columns, functions, shards, owners, epochs = rows[0]
-    names = [frozenset(json.loads(one)) for one in functions]
-    nodes = [Member._make(row) for row in zip(*columns, names, strict=True)]
+    joined, now_ms, *columns, functions, unusable, shards, owners, epochs = rows[0]
+    names = ([frozenset(json.loads(one)) for one in column] for column in (functions, unusable))
+    nodes = [Member._make(row) for row in zip(*columns, *names, strict=True)]
     return joined, now_ms, nodes, [*map(ShardRow, shards, owners, epochs)]
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from tickwheel.durable.coordinator import ShardRow
 
+MAX_UNUSABLE = 1_000  # names that a node announces; each heartbeat has them
 PRELOAD_SECONDS = 1.0  # after which a node joins, whether it has read its future shards or not
 
 
@@ -83,27 +84,46 @@ def quotas_of(
     return quotas
 
 
-def lent_shards(
-    node: str, functions: Mapping[str, Collection[str]], shards: Iterable[ShardRow]
-) -> dict[str, dict[int, int]]:
-    """Return the shards that are lent to a node, by task function, with their epochs.
+def announced(unusable: Collection[str]) -> list[str]:
+    """Return the names of unusable services that a node announces: a bounded number of them."""
+    return sorted(unusable)[:MAX_UNUSABLE]
 
-    `functions` has those of every node that shares the shards. Each shard whose owner lacks a
-    function is lent to one of the nodes that have it; all nodes compute the same.
+
+def runnable(
+    functions: Mapping[str, Collection[str]], unusable: Mapping[str, Collection[str]]
+) -> dict[str, frozenset[str]]:
+    """Return what each node can run: its functions, and services that another node cannot use.
+
+    A service that every node can use is not among them, so that nodes need not announce it.
     """
-    rows = [one for one in shards if one.owner in functions]
+    services: frozenset[str] = frozenset().union(*unusable.values())
+    return {name: services.difference(unusable[name]).union(functions[name]) for name in functions}
+
+
+def lent_shards(
+    node: str, runs: Mapping[str, Collection[str]], shards: Iterable[ShardRow]
+) -> dict[str, dict[int, int]]:
+    """Return the shards that are lent to a node, by function or service, with their epochs.
+
+    `runs` has what every node that shares the shards can run, see `runnable`. Each shard whose
+    owner cannot run something is lent to one of the nodes that can; all nodes compute the same.
+    """
+    rows = [one for one in shards if one.owner in runs]
     lent: dict[str, dict[int, int]] = {}
-    for name in functions.get(node, ()):
-        if all(name in theirs for theirs in functions.values()):
-            continue
-        having = sorted(one for one, theirs in functions.items() if name in theirs)
-        given = {
-            one.shard: one.epoch
-            for one in rows
-            if one.owner is not None
-            and name not in functions[one.owner]
-            and having[one.shard % len(having)] == node
-        }
-        if given:
-            lent[name] = given
+    given: dict[tuple[str, ...], dict[int, int]] = {}  # by the nodes that can: computed once
+    for name in runs.get(node, ()):
+        able = tuple(sorted(one for one, theirs in runs.items() if name in theirs))
+        if able not in given:
+            given[able] = {
+                one.shard: one.epoch
+                for one in rows
+                if one.owner not in able and able[one.shard % len(able)] == node
+            }
+        if given[able]:
+            lent[name] = given[able]
     return lent
+
+
+def merged(lent: Mapping[str, Mapping[int, int]]) -> dict[int, int]:
+    """Return all shards that are lent for anything, with their epochs."""
+    return {shard: epoch for shards in lent.values() for shard, epoch in shards.items()}

@@ -10,9 +10,9 @@ On other stores nothing prevents a second process, and the last one to start get
 other process notices, logs an error, and takes them back after a while: so shards never stay
 without an owner, whichever of the two was the mistake.
 
-The owner writes its name and address and the names of its task functions into the lock file. A
-process that stands by shows these, and claims the tasks of functions that the owner lacks, with the
-owner's epochs.
+The owner writes its name and address, the names of its task functions, and those of the services
+that it cannot use into the lock file. A process that stands by shows its name, address and
+functions, and claims the tasks that the owner cannot run, with the owner's epochs.
 
 Every few seconds the owner checks whether the store still has its epochs: after a restored backup
 they are gone, and it takes the shards again. If the lock file was removed, it locks a new one.
@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 from tickwheel import __version__
 from tickwheel.clock import SystemClock, forkable
 from tickwheel.durable.coordinator import NodeRow, check_weight
-from tickwheel.durable.coordinators.sharing import preload_nothing
+from tickwheel.durable.coordinators.sharing import announced, preload_nothing, runnable
 from tickwheel.durable.log import logger
 from tickwheel.errors import CannotDrain, StoreUnavailable
 
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
 
     from tickwheel.clock import Clock
     from tickwheel.durable.coordinator import ShardRow
+    from tickwheel.durable.registry import Audit
     from tickwheel.durable.store import Store
 
 FIRST_RETRY_SECONDS = 0.5  # the owner may be about to end
-IDLE_SECONDS = 3600.0  # nothing to do until `changed` is called
 LOCK_RETRY_SECONDS = 0.1  # after the lock file was removed during the wait for it
-CHECK_SECONDS = 2.0  # between two checks of the epochs
+CHECK_SECONDS = 2.0  # between two checks of the epochs, or of what the owner can run
 BACK_OFF_SECONDS = (3.0, 6.0, 12.0, 30.0, 60.0)  # before lost shards are taken back
 
 
@@ -61,6 +61,7 @@ class SoloCoordinator:
     """Owns all shards; with `lock`, a path, only while it holds the lock of that file."""
 
     functions: Callable[[], Collection[str]] = tuple
+    unusable: Callable[[], Collection[str]] = tuple
     preload: Callable[[Collection[int]], Awaitable[None]] = staticmethod(preload_nothing)
 
     def __init__(
@@ -113,14 +114,14 @@ class SoloCoordinator:
         return self._owned
 
     def lent(self) -> Mapping[str, Mapping[int, int]]:
-        """Return all shards, for each function that their owner lacks."""
+        """Return all shards, for each function or service that their owner cannot run."""
         return self._lent
 
     def claimable(self) -> Mapping[int, int]:
         """Return all shards, if they are owned or lent; otherwise none."""
         return self.owned() or next(iter(self._lent.values()), {})
 
-    def elsewhere(self, function: str) -> bool:
+    def elsewhere(self, name: str) -> bool:
         """Return False: nodes that stand by are unknown."""
         return False
 
@@ -147,19 +148,20 @@ class SoloCoordinator:
         ]
 
     def _note(self) -> dict[str, Any]:
-        """Return its functions, and its fields of a `NodeRow`, for processes that stand by."""
+        """Return what it can run, and its fields of a `NodeRow`, for processes that stand by."""
         about = {
             "name": self._node, "address": self._address, "version": __version__,
             "incarnation": self._incarnation, "weight": self._weight,
             "started_at_ms": self._started_at_ms,
         }  # fmt: skip
-        return {"functions": sorted(self.functions()), "node": about}
+        functions, unusable = sorted(self.functions()), announced(self.unusable())
+        return {"functions": functions, "unusable": unusable, "node": about}
 
     async def shards(self) -> list[ShardRow]:
         """Return all shards by number."""
         return await self._store.owners()
 
-    async def drain(self, node: str, *, undo: bool = False) -> bool:
+    async def drain(self, node: str, audit: Audit, *, undo: bool = False) -> bool:
         """Raise: no other node could take the shards."""
         raise CannotDrain(
             "with the coordinator 'solo' one node owns every shard, and no other can take them:"
@@ -202,19 +204,23 @@ class SoloCoordinator:
         if not self._logged_standby:
             self._logged_standby = True
             logger.info("another process dispatches: %s stands by", self._node)
-        return CHECK_SECONDS if self.functions() else IDLE_SECONDS
+        return CHECK_SECONDS
 
     async def _borrow(self) -> None:
-        """Find the functions of this node that the owner lacks: it claims their tasks."""
+        """Find what this node can run and the owner cannot: it claims these tasks."""
         note = self._lock.read_note() if self._lock is not None else None
-        lacking = {*self.functions()} - {*note["functions"]} if note is not None else set()
+        lacking: frozenset[str] = frozenset()
+        if note is not None:
+            functions = {"owner": note["functions"], "here": self.functions()}
+            unusable = {"owner": note.get("unusable", ()), "here": self.unusable()}
+            runs = runnable(functions, unusable)
+            lacking = runs["here"] - runs["owner"]
         lent: dict[str, dict[int, int]] = {}
         if lacking:
             shards = {row.shard: row.epoch for row in await self._store.owners()}
             lent = dict.fromkeys(sorted(lacking), shards)
-        if lent.keys() - self._lent.keys():
-            names = sorted(lent)
-            logger.info("the process that dispatches lacks %s: %s runs them", names, self._node)
+        if new := sorted(lent.keys() - self._lent.keys()):
+            logger.info("the process that dispatches cannot run %.500s: %s does", new, self._node)
         if lent != self._lent:
             self._lent = lent
             self._changed()

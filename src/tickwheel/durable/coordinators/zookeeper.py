@@ -47,11 +47,14 @@ from tickwheel.durable.coordinator import (
     require_others,
 )
 from tickwheel.durable.coordinators.sharing import (
+    announced,
     assign,
     effective_weights,
     lent_shards,
+    merged,
     preload_bounded,
     preload_nothing,
+    runnable,
 )
 from tickwheel.durable.coordinators.zookeeper_session import Session
 from tickwheel.errors import StoreUnavailable
@@ -62,6 +65,7 @@ if TYPE_CHECKING:
 
     from tickwheel.clock import Clock
     from tickwheel.durable.coordinator import ShardRow
+    from tickwheel.durable.registry import Audit
     from tickwheel.durable.store import Store
 
 logger = logging.getLogger("tickwheel")
@@ -87,6 +91,7 @@ class ZooKeeperCoordinator:
     """
 
     functions: Callable[[], Collection[str]] = tuple
+    unusable: Callable[[], Collection[str]] = tuple
     preload: Callable[[Collection[int]], Awaitable[None]] = staticmethod(preload_nothing)
 
     def __init__(
@@ -119,7 +124,8 @@ class ZooKeeperCoordinator:
         self._assigned: frozenset[int] = frozenset()
         self._owned: dict[int, int] = {}
         self._lent: dict[str, dict[int, int]] = {}
-        self._cluster: dict[str, list[str]] = {}  # the task functions of nodes that do not drain
+        self._borrowed: dict[int, int] = {}  # the shards lent for anything
+        self._cluster: dict[str, list[list[str]]] = {}  # of nodes that do not drain, see `_lead`
         self._cluster_text = b""
         self._owners: list[ShardRow] = []
         self._owners_at = -math.inf
@@ -147,15 +153,12 @@ class ZooKeeperCoordinator:
 
     def claimable(self) -> Mapping[int, int]:
         """Return the shards that are owned or lent, with their epochs."""
-        claimable = dict(self.owned())
-        for shards in self.lent().values():
-            claimable.update(shards)
-        return claimable
+        return {**self.owned(), **self._borrowed} if self.lent() else self.owned()
 
-    def elsewhere(self, function: str) -> bool:
-        """Return whether another node had this task function at the last step."""
-        others = (theirs for name, theirs in self._cluster.items() if name != self._node)
-        return any(function in theirs for theirs in others)
+    def elsewhere(self, name: str) -> bool:
+        """Return whether another node ran it at the last step, and this one could not."""
+        others = (names for node, names in self._runs().items() if node != self._node)
+        return any(name in names for names in others)
 
     def sole(self) -> bool:
         """Return False: the others take over from a node whose session expires."""
@@ -187,8 +190,12 @@ class ZooKeeperCoordinator:
         """Return all shards by number."""
         return await self._store.owners()
 
-    async def drain(self, node: str, *, undo: bool = False) -> bool:
-        """Create or delete the node `drain/NAME`, which wakes the leader."""
+    async def drain(self, node: str, audit: Audit, *, undo: bool = False) -> bool:
+        """Create or delete the node `drain/NAME`, which wakes the leader.
+
+        ZooKeeper and the store have no transaction in common: the line of the audit log comes
+        first, so that no drain is without one.
+        """
         if not undo:
             require_others(node, await self.nodes())
         path = f"drain/{node}"
@@ -196,6 +203,7 @@ class ZooKeeperCoordinator:
             about = (await self._members(session)).get(node)
             if about is None:
                 return False
+            await self._store.registry.note(audit)
             incarnation = about["incarnation"].encode()
             known = await session.data(path)
             if known is not None and (undo or known != incarnation):
@@ -217,7 +225,7 @@ class ZooKeeperCoordinator:
         self._trust(asked)
         if self._election_changed:
             await self._elect(session)
-        # Nobody watches the functions of the nodes, so they are read again now and then.
+        # Nobody watches what the nodes can run, so it is read again now and then.
         if self._leads and (self._members_changed or asked - self._led_at >= CHECK_SECONDS):
             self._led_at = asked
             await self._lead(session)
@@ -297,6 +305,7 @@ class ZooKeeperCoordinator:
         about = {
             "incarnation": self._incarnation, "started_at_ms": self._started_at_ms,
             "weight": self._weight, "functions": sorted(self.functions()),
+            "unusable": announced(self.unusable()),
             "address": self._address, "version": __version__,
             "lease_until_ms": int(self._store.now_ms() + self._seconds * 1000),
         }  # fmt: skip
@@ -492,7 +501,11 @@ class ZooKeeperCoordinator:
             await self._delete_old_drains(session, members)
             weights = weights_of(members, draining)
             wanted = assign(self._store.shards, weights, self._assignment)
-            cluster = {name: members[name]["functions"] for name in members if weights[name]}
+            cluster = {
+                name: [about["functions"], about.get("unusable", [])]
+                for name, about in members.items()
+                if weights[name]
+            }
             text = json.dumps(cluster, sort_keys=True).encode()
             if wanted != self._assignment or text != self._cluster_text:
                 await self._write_assignment(session, wanted, text)
@@ -543,6 +556,14 @@ class ZooKeeperCoordinator:
             text = await session.data(f"shards/{self._node}", self._wake("_shards_changed"))
             self._assigned = frozenset(json.loads(text or b"[]"))
 
+    def _runs(self) -> dict[str, frozenset[str]]:
+        """Return what each node can run; this one as of now."""
+        cluster = {**self._cluster}
+        if self._node in cluster:
+            cluster[self._node] = [[*self.functions()], announced(self.unusable())]
+        functions = {node: functions for node, (functions, _) in cluster.items()}
+        return runnable(functions, {node: unusable for node, (_, unusable) in cluster.items()})
+
     async def _share(self, session: Session) -> bool:
         """Give up and take shards as assigned; return whether to try again soon."""
         surplus = {one: epoch for one, epoch in self._owned.items() if one not in self._assigned}
@@ -550,10 +571,8 @@ class ZooKeeperCoordinator:
             self._own({one: epoch for one, epoch in self._owned.items() if one in self._assigned})
             await self._store.give_up(surplus)
         now = self._clock.time()
-        able = {**self._cluster}
-        if self._node in able:
-            able[self._node] = [*self.functions()]
-        lends = len({frozenset(theirs) for theirs in able.values()}) > 1
+        runs = self._runs()
+        lends = len({*runs.values()}) > 1
         is_due = now - self._owners_at >= CHECK_SECONDS
         if self._assigned == self._owned.keys() and not lends and not is_due:
             return False
@@ -565,9 +584,9 @@ class ZooKeeperCoordinator:
         if strays:
             await self._store.give_up(strays)
         await self._take(session)
-        lent = lent_shards(self._node, able, self._owners)
+        lent = lent_shards(self._node, runs, self._owners)
         if lent != self._lent:
-            self._lent = lent
+            self._lent, self._borrowed = lent, merged(lent)
             self._changed()
         return self._assigned != self._owned.keys()
 

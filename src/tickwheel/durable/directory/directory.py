@@ -34,7 +34,7 @@ class Directory:
     - `services` is the mapping that all steps share; it also has the task functions, which stay.
     - `unusable` has, by name, the stored services that this node cannot use, and the reason: the
       key for their secrets is missing, or this node must not call their target. Their tasks are not
-      at fault: they are accepted as for a disabled service, and wait.
+      at fault: they are accepted as for a disabled service, and run on nodes that can use it.
     """
 
     def __init__(
@@ -166,8 +166,8 @@ class Directory:
                 stored[row.name] = last
             elif row.name not in known:
                 logger.error(
-                    "the service %r cannot be used, its tasks wait: %s", row.name,
-                    self.unusable[row.name][1], extra={"service": row.name},
+                    "the service %r cannot be used here, its tasks wait for another node: %s",
+                    row.name, self.unusable[row.name][1], extra={"service": row.name},
                 )  # fmt: skip
         self._last = stored
         return stored

@@ -1,7 +1,8 @@
 """File descriptors: how many this process may open, and how it divides them.
 
-Three fifths are for connections to the API, a fifth for calls of services, a twentieth for DNS
-lookups. The rest is a reserve: the store, the listener and the log must always get theirs.
+Three fifths are for connections to the API, a fifth for calls of services over HTTP and gRPC, a
+twentieth for connections to brokers, and another for DNS lookups. The rest is a reserve: the store,
+the listener and the log must always get theirs.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from tickwheel.durable.log import logger
 
 CONNECTIONS_SHARE = 0.6
 CALLS_SHARE = 0.2
+BROKERS_SHARE = 0.05
 LOOKUPS_SHARE = 0.05
 UNLIMITED_DESCRIPTORS = 1 << 20  # the soft limit to set where the hard limit is unlimited
 

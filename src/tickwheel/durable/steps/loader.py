@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.durable.log import logger
 from tickwheel.durable.steps.horizon import WINDOW
@@ -42,15 +42,12 @@ SCAN_PAUSE_FACTOR = 20  # the pause after a scan is at least this many times its
 SLOW_SCAN_SECONDS = 5.0  # a scan that fails after more than this is postponed
 SKIPPED_SCAN_MS = 3_600_000  # how far back a short read starts if no scan has succeeded
 
-Reach = frozenset[tuple[str | None, int, int]]
 
+class Reach(NamedTuple):
+    """Where tasks are read: the owned shards with their epochs, and what is lent of others."""
 
-def reach_of(owned: Mapping[int, int], lent: Mapping[str, Mapping[int, int]]) -> Reach:
-    """Return where tasks are read: each shard with its epoch, and for which function."""
-    reach: set[tuple[str | None, int, int]] = {(None, *shard) for shard in owned.items()}
-    for name, shards in lent.items():
-        reach |= {(name, *shard) for shard in shards.items()}
-    return frozenset(reach)
+    owned: frozenset[tuple[int, int]]
+    lent: Mapping[str, Mapping[int, int]]
 
 
 class Loader:
@@ -72,7 +69,7 @@ class Loader:
         self._unknown_services: set[str] = set()
         self._scanned_at_ms = -1
         self._scan_interval_ms = self._min_scan_interval_ms  # grows with the duration of a scan
-        self._scanned: Reach = frozenset()  # where the last scan has read
+        self._scanned: Reach | None = None  # where the last scan has read
         self._expected: frozenset[int] = frozenset()  # shards that are preloaded, and not owned yet
         self._read_at_ms = -1
         self._read_services: set[str] = set()  # those known at the last read
@@ -98,11 +95,11 @@ class Loader:
         shards, lent = self._coordinator.owned(), self._coordinator.lent()
         if not shards and not lent:
             self._horizon.drop_shards(self._expected)
-            self._scanned = frozenset()
+            self._scanned = None
             return INTERVAL_SECONDS
         now, began = int(self._store.now_ms()), perf_counter()
         scanned = 0 <= now - self._scanned_at_ms < self._scan_interval_ms
-        reach = reach_of(shards, lent)
+        reach = Reach(frozenset(shards.items()), lent)
         full = not scanned or self._scanned != reach
         until = now + (max(NEAR_MS, self._horizon.length_ms) if full else NEAR_MS)
         if full:
@@ -110,8 +107,8 @@ class Loader:
         else:
             self._expected = frozenset()  # other nodes have got the rest
         try:
-            if self._scanned and full:
-                await self._read_new_shards(reach)
+            if self._scanned is not None and full:
+                await self._read_new_shards(self._scanned, reach)
             names = await self._services_to_read(until, full=full)
             windows = self._windows(names, full=full)
             removed = self._horizon.record_removals()
@@ -136,12 +133,12 @@ class Loader:
             self.on_new_shards()
         return 0.0 if cut else INTERVAL_SECONDS
 
-    async def _read_new_shards(self, reach: Reach) -> None:
+    async def _read_new_shards(self, scanned: Reach, reach: Reach) -> None:
         """Read what is due soon in shards that this node has just got.
 
         These tasks need not wait for the scan of all shards, which may be long.
         """
-        new = {shard for name, shard, _ in reach - self._scanned if name is None}
+        new = {shard for shard, _ in reach.owned - scanned.owned}
         if not new:
             return
         removed = self._horizon.record_removals()
@@ -158,7 +155,7 @@ class Loader:
         return await self._store.due(self._windows(names, full=True), [*shards], now, until)
 
     async def read(self, windows: Sequence[Window], now: int, until: int) -> list[Due]:
-        """Read these windows in the shards that this node owns or borrows for a function."""
+        """Read these windows in the shards that this node owns or borrows for a service."""
         shards, lent = self._coordinator.owned(), self._coordinator.lent()
         parts: dict[frozenset[int], list[Window]] = {frozenset(): []}
         for window in windows:

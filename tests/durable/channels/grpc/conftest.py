@@ -20,10 +20,10 @@ def callee():
         yield callee
 
 
-def channel_with(targets=None, tls=None):
+def channel_with(targets=None, **options):
     targets = targets or Targets(allow_private=True)
     calls = Semaphore(10, fair=True)
-    return GrpcChannel(targets, now_ms_of(ManualClock(START)), calls, tls=tls)
+    return GrpcChannel(targets, now_ms_of(ManualClock(START)), calls, **options)
 
 
 @pytest_asyncio.fixture

@@ -19,12 +19,14 @@ from durable.channels.http.calling import task
 from durable.channels.http.dns import answering
 from durable.stage import START, START_MS
 from proxies import Proxy
+from receivers import Receiver
 from tickwheel.durable.channel import UNSENT
 from tickwheel.durable.channels.grpc import calls as calls_module
 from tickwheel.durable.channels.grpc.endpoint import TlsFiles
 from tickwheel.durable.channels.http.target import Targets
 from tickwheel.durable.permits.descriptors import limit
 from tickwheel.errors import TargetRefused
+from tickwheel.http import OpenConnections, Pool
 from tickwheel.values.service import Service
 from tickwheel.values.signature import new_secret, verify
 from tickwheel.values.task import Event
@@ -384,6 +386,23 @@ class TestConnections:
             await channel.send(task(), service(f"grpc://127.0.0.{number + 1}:{callee.port}"))
         assert len(channel._calls._connections) == channel.semaphore(None).permits == 10
         assert limit() > 10
+
+    async def test_idle_connections_over_http_make_room_for_calls_over_grpc_and_back(
+        self, make_channel
+    ):
+        shared = OpenConnections(3)
+        channel, pool = make_channel(connections=shared), Pool(total=shared)
+        with Receiver() as receiver, Callee(host="0.0.0.0") as callee:
+            for number in range(9):
+                endpoint = f"grpc://127.0.0.{number + 1}:{callee.port}"
+                assert (await channel.send(task(), service(endpoint))).event is Event.FINISH
+                await pool.request("POST", receiver.url())
+                assert pool.stats()["connections"] == 1
+                assert len(channel._calls._connections) == min(number + 1, 2)
+                assert shared.open == min(number + 2, 3)
+            await channel.close()
+            await pool.close()
+        assert shared.open == 0
 
 
 def user_timeouts(port):

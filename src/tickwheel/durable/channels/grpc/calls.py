@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tickwheel.durable.channels.grpc.endpoint import Origin, TlsFiles
     from tickwheel.durable.channels.http.channel import Plan
     from tickwheel.durable.channels.http.target import Targets
-    from tickwheel.http import Address
+    from tickwheel.http import Address, OpenConnections
     from tickwheel.values.task import Task
 
 Code = grpc.StatusCode
@@ -129,29 +129,30 @@ class Connection:
 
 
 class Calls:
-    """The connections of this process, by origin: at most `limit`, the last used ones.
+    """The connections of this process, by origin; `total` counts them, with those of others.
 
     A connection leads to the addresses that were checked when it was opened. When a name leads
     elsewhere, or a call had no answer in time, new calls get a new connection, and the old one
     closes after its last call.
     """
 
-    def __init__(self, tls: TlsFiles, limit: int) -> None:
+    def __init__(self, tls: TlsFiles, total: OpenConnections) -> None:
         self._credentials: grpc.ChannelCredentials | None = None
         self._tls = tls
-        self._limit = limit
-        self._connections: dict[Origin, Connection] = {}
+        self._total = total
+        self._connections: dict[Origin, Connection] = {}  # the last used one is the last
         self._retired: set[Connection] = set()
         self._closing: set[asyncio.Task[None]] = set()
         if tls != (None, None, None):
             self._credentials = credentials_of(tls)  # raises now for files that are not valid
+        total.add(self._drop_idle)
 
     @asynccontextmanager
     async def connection(self, endpoint: str, targets: Targets) -> AsyncIterator[Connection]:
         """Give a connection to a checked address of the endpoint, open or failed."""
         origin = origin_of(endpoint)
         addresses = await targets.resolve(origin.host, origin.port)
-        connection = self._open(origin, addresses)
+        connection = await self._open(origin, addresses)
         connection.users += 1
         try:
             await connection.until_connected()
@@ -163,18 +164,31 @@ class Calls:
             if not connection.users and connection in self._retired:
                 self._close(connection)
 
-    def _open(self, origin: Origin, addresses: list[Address]) -> Connection:
-        known = self._connections.pop(origin, None)
-        if known is not None and known.addresses == addresses:
-            self._connections[origin] = known  # now the last used one
-            return known
-        if known is not None:
-            self._retire(known)
-        elif len(self._connections) >= self._limit:
-            self._retire(self._connections.pop(next(iter(self._connections))))
-        connection = Connection(origin, addresses, self._credentials_for(origin.scheme))
+    async def _open(self, origin: Origin, addresses: list[Address]) -> Connection:
+        if not self._leads_to(origin, addresses):
+            await self._total.make_room()  # another call may open the connection meanwhile
+        if self._leads_to(origin, addresses):
+            connection = self._connections.pop(origin)
+        else:
+            connection = Connection(origin, addresses, self._credentials_for(origin.scheme))
+            self._total.open += 1
+            if origin in self._connections:
+                self._retire(self._connections.pop(origin))
         self._connections[origin] = connection
         return connection
+
+    def _leads_to(self, origin: Origin, addresses: list[Address]) -> bool:
+        """Return whether there is a connection to these addresses."""
+        known = self._connections.get(origin)
+        return known is not None and known.addresses == addresses
+
+    def _drop_idle(self) -> asyncio.Future[None] | None:
+        """Close the connection that was used first of those without a call; return its end."""
+        for origin, connection in self._connections.items():
+            if not connection.users:
+                del self._connections[origin]
+                return self._close(connection)
+        return None
 
     def _credentials_for(self, scheme: str) -> grpc.ChannelCredentials | None:
         if scheme == "grpc":
@@ -188,18 +202,23 @@ class Calls:
         if not connection.users:
             self._close(connection)
 
-    def _close(self, connection: Connection) -> None:
+    def _close(self, connection: Connection) -> asyncio.Task[None]:
         self._retired.discard(connection)
         closing = asyncio.get_running_loop().create_task(connection.close())
         self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
+        closing.add_done_callback(self._on_closed)
+        return closing
+
+    def _on_closed(self, closing: asyncio.Task[None]) -> None:
+        self._closing.discard(closing)
+        self._total.open -= 1
 
     async def close(self) -> None:
         """Close all connections, and end their calls."""
-        connections = [*self._connections.values(), *self._retired]
+        for connection in (*self._connections.values(), *self._retired):
+            self._close(connection)
         self._connections.clear()
-        self._retired.clear()
-        await asyncio.gather(*(one.close() for one in connections), *self._closing)
+        await asyncio.gather(*self._closing)
 
 
 def target_of(addresses: list[Address]) -> str:

@@ -24,6 +24,7 @@ from tickwheel.durable.channels.message import (
 from tickwheel.durable.channels.missing import MissingPackage
 from tickwheel.durable.metrics import Histogram
 from tickwheel.errors import TargetRefused
+from tickwheel.http import OpenConnections
 from tickwheel.values.service import refuse_message_options
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ class GrpcChannel:
 
     - Delivery is at least once: a callee recognises repeated attempts by their task id.
     - The channel connects only to addresses that `targets` has checked, and uses no proxy.
-    - `calls` are the permits for calls under way, which it shares with the HTTP channel.
+    - `calls` are the permits for calls under way, and `connections` counts the open connections;
+      it shares both with the HTTP channel.
     - `now_ms` returns the store's time, for signatures.
     """
 
@@ -57,6 +59,7 @@ class GrpcChannel:
         now_ms: Callable[[], float],
         calls: Semaphore,
         *,
+        connections: OpenConnections | None = None,
         tls: TlsFiles | None = None,
         stopwatch: Clock | None = None,
     ) -> None:
@@ -65,6 +68,7 @@ class GrpcChannel:
         self._targets = targets
         self._now_ms = now_ms
         self._permits = calls
+        self._connections = connections or OpenConnections(calls.permits)
         self._tls = tls or TlsFiles()
         self._stopwatch = stopwatch or SystemClock()
         self._plans: dict[str, Plan] = {}
@@ -147,7 +151,7 @@ class GrpcChannel:
                 from tickwheel.durable.channels.grpc.calls import Calls  # noqa: PLC0415
             except ImportError as missing:
                 raise MissingPackage.of("grpc", "grpc", missing) from missing
-            self._calls = Calls(self._tls, self._permits.permits)
+            self._calls = Calls(self._tls, self._connections)
         return self._calls
 
     def _plan(self, service: Service) -> Plan:

@@ -26,7 +26,7 @@ from tickwheel.durable.log import logger
 from tickwheel.durable.metrics import Histogram
 from tickwheel.durable.permits.semaphore import Semaphore
 from tickwheel.errors import TargetRefused
-from tickwheel.http import HttpError, NoRoom, NotSent, Pool
+from tickwheel.http import HttpError, NoRoom, NotSent, OpenConnections, Pool
 from tickwheel.values.json.encode import exceeds_depth
 from tickwheel.values.service import refuse_message_options
 from tickwheel.values.task import Event
@@ -68,7 +68,7 @@ class HttpChannel:
     - `now_ms` returns the store's time, for signatures and the dates of `Retry-After`: the clock of
       this host may be wrong.
     - At most `max_calls` calls are under way and as many connections open, idle ones included; no
-      service holds more than it leaves for the others.
+      service holds more than it leaves for the others. The channel for gRPC shares both limits.
     """
 
     remote = True
@@ -83,6 +83,7 @@ class HttpChannel:
         pool: Pool | None = None,
     ) -> None:
         self.calls = Semaphore(max_calls, fair=True)
+        self.connections = OpenConnections(max_calls)
         self.latencies: defaultdict[str, Histogram] = defaultdict(Histogram)
         self.trace: Tracer | None = None
         self._targets = targets
@@ -143,20 +144,12 @@ class HttpChannel:
         except TargetRefused as error:
             return answer_to_error(str(error))
         except NoRoom as error:
-            return self._snooze(task, error)
+            return no_room_answer(task, error)
         except HttpError as error:
             return answer_to_error(message_of(error, plan))
         finally:
             plan.latency.observe(self._stopwatch.time() - started)
         return answer_to(response, plan, self._now_ms())
-
-    def _snooze(self, task: Task, error: NoRoom) -> Answer:
-        """Try again soon: this process has failed, not the service."""
-        logger.error(
-            "task %s is delayed by %g s: %s; does this process have enough file descriptors?",
-            task.id, NO_ROOM_DELAY_MS / 1000, error, extra={"service": task.service},
-        )  # fmt: skip
-        return Answer(Event.SNOOZE, error=str(error), after_ms=NO_ROOM_DELAY_MS)
 
     def forget(self, name: str) -> None:
         """Drop the plan and the latencies of a service that was deleted."""
@@ -175,7 +168,7 @@ class HttpChannel:
         if self._pool is None:
             self._pool = Pool(
                 resolve=self._targets.resolve, connections=self.calls.permits,
-                total=self.calls.permits, max_body=MAX_RESULT_BYTES,
+                total=self.connections, max_body=MAX_RESULT_BYTES,
             )  # fmt: skip
         return self._pool
 
@@ -196,6 +189,15 @@ def plan_for(service: Service, latency: Histogram) -> Plan:
     """Return the parts of a call that are the same for every call of a service."""
     hidden = hidden_in(service, query=urlsplit(service.endpoint).query)
     return Plan(service, host_of(service.endpoint), service_headers(service), hidden, latency)
+
+
+def no_room_answer(task: Task, error: NoRoom) -> Answer:
+    """Try again soon: this process has failed, not the service."""
+    logger.error(
+        "task %s is delayed by %g s: %s; does this process have enough file descriptors?",
+        task.id, NO_ROOM_DELAY_MS / 1000, error, extra={"service": task.service},
+    )  # fmt: skip
+    return Answer(Event.SNOOZE, error=str(error), after_ms=NO_ROOM_DELAY_MS)
 
 
 def answer_to(response: Response, plan: Plan, now_ms: float) -> Answer:

@@ -212,6 +212,10 @@ MIGRATIONS: list[list[str]] = [
         "ALTER TABLE task ADD COLUMN IF NOT EXISTS trace text",
         "ALTER TABLE backlog ADD COLUMN IF NOT EXISTS trace text",
     ],
+    [
+        # The stored services that the node cannot use.
+        "ALTER TABLE node ADD COLUMN IF NOT EXISTS unusable text[] NOT NULL DEFAULT '{}'",
+    ],
 ]
 KEYS_MOVED = 11  # the version with that mark
 MIN_KNOWN_MIGRATIONS = 1  # the migrations that a program must know to work with these tables

@@ -44,7 +44,7 @@ from tickwheel.durable.stores.postgres.pool import (
     transaction,
     valid_ids,
 )
-from tickwheel.durable.stores.postgres.registry import PostgresRegistry
+from tickwheel.durable.stores.postgres.registry import PostgresRegistry, line
 from tickwheel.durable.stores.postgres.schedules import PostgresSchedules
 from tickwheel.durable.stores.postgres.session import address_of
 from tickwheel.durable.stores.postgres.takeover import take_over
@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from tickwheel.clock import Clock
+    from tickwheel.durable.registry import Audit
     from tickwheel.durable.store import Replay, Window
     from tickwheel.durable.stores.postgres.pool import Connection
     from tickwheel.values.task import (
@@ -711,6 +712,10 @@ class PostgresStore:
         An empty message means that notifications may have been lost.
         """
         self.session.subscribe(self.channel(channel), on_message)
+
+    def audit_line(self, audit: Audit) -> list[Any]:
+        """Return the columns of a line of the audit log, for a statement that writes one."""
+        return line(audit)
 
     def channel(self, name: str) -> str:
         """Return the database's name of a channel: each set of tables has its own."""
