@@ -251,21 +251,41 @@ class TestConnections:
         queue.behave = queue.confirm
         assert (await channel.send(task(), service())).event is Event.FINISH
 
-    async def test_any_confirm_shows_that_a_broker_is_slow_and_not_stuck(
-        self, channel, queue, monkeypatch
+    @pytest.mark.parametrize("event", [Event.FINISH, Event.RETRY])
+    async def test_any_confirm_or_refusal_shows_that_a_broker_is_slow_and_not_stuck(
+        self, channel, queue, monkeypatch, event
     ):
         monkeypatch.setattr(broker, "STUCK_SECONDS", 0.2)
+        answer = queue.confirm if event is Event.FINISH else queue.refuse
 
         async def slow(messages):
             for message in messages:
                 await asyncio.sleep(0.05)
-                message.confirm(PLACE)
+                await answer([message])
 
         queue.behave = slow
         made, answers = deliveries(10)
         await channel.send_many(made)
-        assert {answer.event for answer in answers.values()} == {Event.FINISH}
+        assert {answer.event for answer in answers.values()} == {event}
         assert queue.closed == 0
+
+    async def test_messages_that_are_given_up_do_not_hide_that_a_broker_is_stuck(
+        self, channel, queue
+    ):
+        async def give_up(messages):
+            for message in messages:
+                message.give_up("too large")
+
+        queue.behave = queue.hang
+        waiting = asyncio.ensure_future(channel.send(task(), service()))
+        while not queue.batches:
+            await asyncio.sleep(0)
+        queue.behave = give_up
+        answer = await channel.send(task(), service())
+        assert (answer.event, answer.error) == (Event.RETRY, "too large")
+        channel._plans["orders"].link._check_answers()  # as after STUCK_SECONDS
+        async with asyncio.timeout(10):
+            assert "no confirm for 10 s" in (await waiting).error
 
     async def test_deleted_services_take_their_connection_along(self, channel, queue):
         await channel.send(task(), service())

@@ -6,8 +6,9 @@ import pytest
 
 import broker_servers
 import servers
-from tickwheel.durable import Backoff, Scheduler, State
-from tickwheel.durable.channels import broker
+from tickwheel.durable import Backoff, Breaker, Scheduler, State
+from tickwheel.durable.channels import broker, kafka
+from tickwheel.durable.permits.flow import BreakerState
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 
@@ -84,6 +85,41 @@ async def test_a_full_broker_refuses_tasks_until_it_has_room(server, tmp_path):
         server.execute("CONFIG SET maxmemory 0")
         await all_finish(app, ids)
     assert entries(server) == 20
+
+
+async def test_a_stuck_kafka_costs_one_attempt_closes_the_connection_and_opens_the_breaker(
+    kafka_server, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(kafka, "REQUEST_MS", 200)
+    monkeypatch.setattr(broker, "STUCK_SECONDS", 2.0)
+    await kafka_server._create_topic("stuck", 1)
+    app = Scheduler(f"sqlite:///{tmp_path}/tasks.db", allow_private_targets=True, grace=0)
+    async with app:
+        await app.put_service(
+            "orders", protocol="kafka", endpoint=f"{kafka_server.url}?topic=stuck",
+            breaker=Breaker(failures=8, pause=600), backoff=Backoff(0.05, factor=1, max=0.05),
+            max_attempts=10_000,
+        )  # fmt: skip
+        await all_finish(app, await submit(app, "orders", 1))
+        link = app._running_node().channels["kafka"]._plans["orders"].link
+        connection = link._opening
+        kafka_server.pause()
+        try:
+            ids = []
+            for _ in range(8):  # one after another, so that they are sent one by one
+                ids += await submit(app, "orders", 1)
+                while (await app.get(ids[-1])).state is not State.RUNNING:
+                    await asyncio.sleep(0.001)
+            while not all([(await app.get(one)).failures for one in ids]):
+                await asyncio.sleep(0.01)
+            tasks = [await app.get(one) for one in ids]
+            assert {one.failures for one in tasks} == {1}
+            assert all("no confirm for 2 s" in one.error for one in tasks)
+            assert link._opening is not connection
+            flow = app._running_node().dispatch.flows["orders"]
+            assert flow.state is BreakerState.OPEN
+        finally:
+            kafka_server.resume()
 
 
 @pytest.mark.chaos

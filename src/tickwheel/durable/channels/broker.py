@@ -8,7 +8,8 @@ This module does the rest: messages, connections, back-pressure, answers.
   fails between the message and its confirm, the message is sent again: delivery is at least once.
 - One connection serves all services with the same server and credentials. At most `MAX_IN_FLIGHT`
   messages wait for its confirms; a broker that is full or stuck so holds back its own services.
-- A connection without any confirm for `STUCK_SECONDS` is closed, and its messages are retried.
+- A connection on which the broker answers nothing for `STUCK_SECONDS` is closed, and its messages
+  are retried. Only a confirm or a refusal is an answer: messages that are given up are none.
 - A connection that died while it was idle costs no attempt: after `IDLE_SECONDS` the broker must
   answer before anything is published, and a technology raises `ConnectionDied` while the broker has
   none of the messages. If it may have some, they are retried, as new attempts.
@@ -125,7 +126,7 @@ class Broker(Protocol):
 
 
 class Message:
-    """A message to publish; the technology ends it by `confirm` or `refuse`.
+    """A message to publish; the technology ends it by `confirm`, `refuse` or `give_up`.
 
     `id`: a broker may drop a message if it has one with the same id; see `message_id`.
     """
@@ -138,7 +139,7 @@ class Message:
         headers: list[tuple[str, str]],
         id: str,
         may_send: Callable[[], bool],
-        end: Callable[[Answer | str], None],
+        end: Callable[[Answer | str, bool], None],
     ) -> None:
         self.task = task
         self.id = id
@@ -152,20 +153,26 @@ class Message:
         """The broker has taken over the message; `place` says where it is, or is that as JSON."""
         if not self.ended:
             self.ended = True
-            self._end(place if isinstance(place, str) else _encode(place))
+            self._end(place if isinstance(place, str) else _encode(place), True)
 
     def refuse(self, error: str, *, healthy: bool | None = False) -> None:
-        """The broker has refused the message, or nobody knows whether it has it."""
+        """The broker has refused the message; `healthy` counts for the breaker."""
         if not self.ended:
             self.ended = True
-            self._end(Answer(Event.RETRY, error=error, healthy=healthy))
+            self._end(Answer(Event.RETRY, error=error, healthy=healthy), True)
+
+    def give_up(self, error: str, *, healthy: bool | None = False) -> None:
+        """The broker has not answered: the message was not sent, or nobody knows its fate."""
+        if not self.ended:
+            self.ended = True
+            self._end(Answer(Event.RETRY, error=error, healthy=healthy), False)
 
     def may_send_again(self) -> bool:
         """Return whether the message may be published once more; end it otherwise."""
         allowed = not self.ended and self._may_send()
         if not allowed and not self.ended:
             self.ended = True
-            self._end(UNSENT)
+            self._end(UNSENT, False)
         return allowed
 
 
@@ -281,9 +288,10 @@ class BrokerChannel:
         started = self._stopwatch.time()
         traced = None if self.trace is None else TracedMessage(self.trace, delivery)
 
-        def end(outcome: Answer | str) -> None:
+        def end(outcome: Answer | str, has_answered: bool) -> None:
             plan.latency.observe(self._stopwatch.time() - started)
-            plan.link.has_progressed = True
+            if has_answered:
+                plan.link.has_answered = True
             if isinstance(outcome, str):
                 answer = confirmed_answer(plan.service, outcome)
             else:
@@ -405,7 +413,7 @@ class Link:
         self._opening: asyncio.Task[Connection] | None = None
         self._batches: set[Batch] = set()
         self.used_at = 0.0  # when a batch last ended, by the loop's clock
-        self.has_progressed = False  # whether a message has ended since the last check
+        self.has_answered = False  # whether the broker answered to a message since the last check
         self._watch: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -522,28 +530,28 @@ class Link:
             self._batches.discard(batch)
             if not unsent:
                 for message in messages:
-                    message.refuse(f"{self._endpoint.server}: {batch.error}")
+                    message.give_up(f"{self._endpoint.server}: {batch.error}")
         return unsent
 
     def _add(self, batch: Batch) -> None:
         if not self._batches:
-            self._watch_progress()
+            self._watch_answers()
         self._batches.add(batch)
 
-    def _watch_progress(self) -> None:
+    def _watch_answers(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
-        self.has_progressed = False
+        self.has_answered = False
         loop = asyncio.get_running_loop()
-        self._watch = loop.call_later(STUCK_SECONDS, self._check_progress)
+        self._watch = loop.call_later(STUCK_SECONDS, self._check_answers)
 
-    def _check_progress(self) -> None:
-        """Close the connection if messages wait and none has ended for too long."""
+    def _check_answers(self) -> None:
+        """Close the connection if messages wait and the broker has not answered for too long."""
         self._watch = None
         if not self._batches:
             return
-        if self.has_progressed:
-            self._watch_progress()
+        if self.has_answered:
+            self._watch_answers()
             return
         error = f"no confirm for {STUCK_SECONDS:g} s, so the connection was closed"
         logger.warning("%s: %s", self._endpoint.server, error)
@@ -616,12 +624,12 @@ async def publish_again(plan: Plan, messages: Sequence[Message]) -> None:
         connection = await plan.link.open()
     except (OSError, ValueError) as error:
         for message in messages:
-            message.refuse(str(error))
+            message.give_up(str(error))
         return
     allowed = [message for message in messages if message.may_send_again()]
     if allowed:
         for message in await plan.link.publish(connection, plan.route, allowed):
-            message.refuse("its connection died, and so did the next one")
+            message.give_up("its connection died, and so did the next one")
 
 
 def end_all(deliveries: Sequence[Delivery], error: str) -> None:

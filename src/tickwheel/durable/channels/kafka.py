@@ -97,27 +97,57 @@ class KafkaTopics:
         return connection
 
 
-class OpenBatch:
-    """Records of one partition, and their messages; `job` sends them and returns a failure."""
+class Record(NamedTuple):
+    """A message as a record of a topic."""
 
-    __slots__ = ("builder", "job", "messages")
+    message: Message
+    key: bytes | None
+    headers: list[tuple[str, bytes]]
+
+
+class Batch:
+    """Records of one partition, for one request; `job` returns whether sending them failed."""
+
+    __slots__ = ("builder", "job", "records")
 
     def __init__(self, builder: BatchBuilder) -> None:
         self.builder = builder
-        self.messages: list[Message] = []
+        self.records: list[Record] = []
         self.job: asyncio.Task[bool]
+
+    def append(self, record: Record) -> bool:
+        """Append a record; return False if the batch is full."""
+        added = self.builder.append(
+            timestamp=None, key=record.key, value=record.message.body, headers=record.headers
+        )
+        if added is not None:
+            self.records.append(record)
+        return added is not None
+
+    def confirm(self, where: TopicPartition, first: int) -> None:
+        """Confirm the messages; the first one has this offset, unless it is negative: unknown."""
+        place = json.dumps(where._asdict(), ensure_ascii=False)[:-1]
+        for offset, record in enumerate(self.records, first):
+            record.message.confirm(f'{place}, "offset": {offset}}}' if first >= 0 else f"{place}}}")
+
+    def refuse(self, error: KafkaError, *, healthy: bool | None = False) -> None:
+        """Refuse the messages: this is the cluster's answer."""
+        for record in self.records:
+            record.message.refuse(describe(error), healthy=healthy)
 
 
 class KafkaConnection:
     """A producer, and its connections to the brokers of a cluster.
 
-    The batches of a partition are sent one after another. Records that come in the meantime form
-    the next batch. The producer can do that, too, at the price of a future for each record.
+    - A partition has one batch under way. Records that come in the meantime form the next batch.
+      The producer can do that, too, at the price of a future for each record.
+    - The producer never gets a second batch of a partition: it would wait for the first one, and
+      give up after `REQUEST_MS`, while the first one is repeated without an end.
     """
 
     def __init__(self, producer: AIOKafkaProducer) -> None:
         self._producer = producer
-        self._open: dict[TopicPartition, OpenBatch] = {}
+        self._open: dict[TopicPartition, Batch] = {}
         self._turns: defaultdict[TopicPartition, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._jobs: set[asyncio.Task[bool]] = set()
 
@@ -129,7 +159,7 @@ class KafkaConnection:
         except (TimeoutError, KafkaError) as error:
             why = str(error) or "it does not exist, or its broker is down"
             for message in messages:
-                message.refuse(f"the topic {route.name!r} cannot be written: {why}")
+                message.give_up(f"the topic {route.name!r} cannot be written: {why}")
             return
         jobs = self._add(route, messages, partitions)
         if jobs:
@@ -154,48 +184,74 @@ class KafkaConnection:
             try:
                 self._producer._serialize(key, message.body, headers)
             except MessageSizeTooLargeError as error:
-                message.refuse(describe(error), healthy=None)
+                message.give_up(describe(error), healthy=None)
                 continue
             if key is None:
                 partition = next(anywhere)
             else:
                 partition = self._producer._partition(route.name, None, None, None, key, None)
             where = TopicPartition(route.name, partition)
+            record = Record(message, key, headers)
             batch = self._open.get(where)
-            if batch is None or not append(batch, key, message, headers):
+            if batch is None or not batch.append(record):
                 batch = self._open_batch(where)
-                append(batch, key, message, headers)
+                batch.append(record)
             jobs.add(batch.job)
         return jobs
 
-    def _open_batch(self, where: TopicPartition) -> OpenBatch:
-        batch = self._open[where] = OpenBatch(self._producer.create_batch())
+    def _open_batch(self, where: TopicPartition) -> Batch:
+        batch = self._open[where] = Batch(self._producer.create_batch())
         batch.job = asyncio.get_running_loop().create_task(self._send(where, batch))
         self._jobs.add(batch.job)
         batch.job.add_done_callback(self._jobs.discard)
         return batch
 
-    async def _send(self, where: TopicPartition, batch: OpenBatch) -> bool:
-        """Send a batch after those before it, and end its messages; return whether it failed."""
-        topic, partition = where
+    async def _send(self, where: TopicPartition, batch: Batch) -> bool:
+        """Send a batch after those before it; return whether it failed."""
         async with self._turns[where]:
             if self._open.get(where) is batch:  # otherwise it was full
                 del self._open[where]
-            try:
-                confirm = await self._producer.send_batch(batch.builder, topic, partition=partition)
-            except KafkaError as error:
-                for message in batch.messages:
-                    message.refuse(describe(error), healthy=None)
-                return False
+            return await self._send_in_turn(where, batch)
+
+    async def _send_in_turn(self, where: TopicPartition, batch: Batch) -> bool:
+        """Send a batch, and end its messages; return whether it failed."""
+        topic, partition = where
         try:
-            first = (await confirm).offset
-        except KafkaError as error:
-            for message in batch.messages:
-                message.refuse(describe(error))
+            confirm = await self._producer.send_batch(batch.builder, topic, partition=partition)
+        except KafkaError as error:  # the producer did not take it
+            for record in batch.records:
+                record.message.give_up(describe(error))
+            return False
+        request = self._producer._message_accumulator._batches[where][-1]
+        try:
+            batch.confirm(where, (await confirm).offset)
+        except MessageSizeTooLargeError as error:
+            # A repeated request may have been written before the topic got a lower limit.
+            if request.retry_count == 1:
+                return await self._send_in_parts(where, batch, error)
+            batch.refuse(error)
             return True
-        place = json.dumps({"topic": topic, "partition": partition}, ensure_ascii=False)[:-1]
-        for offset, message in enumerate(batch.messages, first):
-            message.confirm(f'{place}, "offset": {offset}}}')
+        except KafkaError as error:
+            batch.refuse(error)
+            return True
+        return False
+
+    async def _send_in_parts(self, where: TopicPartition, batch: Batch, error: KafkaError) -> bool:
+        """Send both halves of a batch that is too large for the topic; return whether one failed.
+
+        The cluster has none of the records, so others can have their sequence numbers.
+        """
+        count = len(batch.records)
+        self._producer._txn_manager.increment_sequence_number(where, -count)
+        if count == 1:
+            batch.refuse(error, healthy=None)
+            return False
+        for records in (batch.records[: count // 2], batch.records[count // 2 :]):
+            part = Batch(self._producer.create_batch())
+            for record in records:
+                part.append(record)
+            if await self._send_in_turn(where, part):
+                return True
         return False
 
     async def ping(self) -> None:
@@ -215,16 +271,6 @@ class KafkaConnection:
         while sending is not None and not sending.done():
             sending.cancel()  # again: it first waits for the requests under way, then ends them
             await asyncio.wait([sending], timeout=CANCEL_SECONDS)
-
-
-def append(
-    batch: OpenBatch, key: bytes | None, message: Message, headers: list[tuple[str, bytes]]
-) -> bool:
-    """Append a message to a batch; return False if the batch is full."""
-    added = batch.builder.append(timestamp=None, key=key, value=message.body, headers=headers)
-    if added is not None:
-        batch.messages.append(message)
-    return added is not None
 
 
 def describe(error: BaseException) -> str:

@@ -192,7 +192,7 @@ class NatsConnection:
         if self._closed.done() and batch.left:
             raise ConnectionDied("the connection was lost before the confirm")
         for message, _ in sent.values():
-            message.refuse(f"no stream has confirmed it within {CONFIRM_SECONDS:g} s")
+            message.give_up(f"no stream has confirmed it within {CONFIRM_SECONDS:g} s")
 
     def _encode(self, route: str, messages: Sequence[Message]) -> dict[str, tuple[Message, bytes]]:
         """Return the messages as the server reads them, by the subject of their confirms."""
@@ -203,7 +203,7 @@ class NatsConnection:
             headers = f"NATS/1.0\r\nNats-Msg-Id: {message.id}\r\n{''.join(lines)}\r\n".encode()
             size = len(headers) + len(message.body)
             if size > limit:
-                message.refuse(
+                message.give_up(
                     f"it has {size} bytes with its headers, and the server takes {limit}",
                     healthy=None,
                 )

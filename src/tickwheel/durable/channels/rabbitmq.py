@@ -186,7 +186,7 @@ class Batch:
             for message in messages:
                 frames = self._encode(message)
                 if frames is None:
-                    message.refuse("its headers do not fit into a frame", healthy=None)
+                    message.give_up("its headers do not fit into a frame", healthy=None)
                     continue
                 self._add(message)
                 parts.append(frames)
