@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # cores, model, servers: under e
 import broker_servers
 import cores as wheel_cores
 import distribution
+import run_record
 import servers
 from tickwheel.durable.stores.sqlite import connection as sqlite_connection
 
@@ -42,6 +43,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tickwheel"))
 
 
 def pytest_configure(config):
+    run_record.register(config)
     config.addinivalue_line("markers", "soak: a long random run; select it with -m soak")
     config.addinivalue_line("markers", "chaos: hundreds of kills; select it with -m chaos")
     if folder := servers.data_folder():  # temporary files in memory, as the data of servers

@@ -312,6 +312,16 @@ expire.submit_sync(["not", "an", "id"], key="bad", max_attempts=1)
 [failed] = b.run_due()
 status, shown = page(reader, address(failed))
 assert "Traceback" in shown and ">fail<" in shown
+
+@scheduler.task(max_attempts=1)
+def noted():
+    error = ValueError("no luck")
+    error.add_note("a note")
+    raise error
+
+noted.submit_sync()
+b.run_due()
+assert "<td>ValueError: no luck</td>" in page(reader, tasks, service="noted")[1]
 import tickwheel.django.admin as module
 module.PAGE_TASKS = 2
 status, shown = page(reader, tasks)

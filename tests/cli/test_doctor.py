@@ -12,7 +12,7 @@ import pytest
 from servers import PgBouncerServer
 from tickwheel import ManualClock
 from tickwheel.cli import doctor_checks
-from tickwheel.cli.doctor_checks import certificate_finding, duration
+from tickwheel.cli.doctor_checks import check_authorities, check_pair, duration
 from tickwheel.durable import Scheduler
 from tickwheel.durable.permits import descriptors
 
@@ -204,7 +204,49 @@ def test_a_certificate_that_cannot_be_used_or_ends_soon(findings, store, tmp_pat
     other, _ = certificate_for(timedelta(days=300))
     _, key = certificate_for(timedelta(days=300))
     assert findings("--store", store, "--tls-cert", other, "--tls-key", key)[0] == 1
-    assert certificate_finding(other).level == "ok"
+    assert check_pair(*certificate_for(timedelta(days=300))).level == "ok"
+
+
+def test_the_certificates_and_authorities_of_grpc(findings, store, tmp_path, certificate_for):
+    fill(store, nothing)
+    good, key = certificate_for(timedelta(days=300))
+    for days, level in ((300, None), (10, "warning"), (-1, "error")):
+        own = certificate_for(timedelta(days=days))
+        _, found = findings("--store", store, "--grpc-cert", own[0], "--grpc-key", own[1])
+        assert found.get("TLS", (None,))[0] == level
+        _, found = findings("--store", store, "--grpc-ca", own[0])
+        assert found.get("TLS", (None,))[0] == level
+        clients = ["--grpc-listen", "127.0.0.1:0", "--grpc-client-ca", own[0]]
+        _, found = findings("--store", store, "--tls-cert", good, "--tls-key", key, *clients)
+        assert found.get("TLS", (None,))[0] == level
+    assert findings("--store", store, "--grpc-cert", own[0], "--grpc-key", key)[0] == 1
+    assert findings("--store", store, "--grpc-ca", key)[0] == 1
+    assert findings("--store", store, "--grpc-ca", tmp_path / "nothing.pem")[0] == 1
+    _, found = findings("--store", store, "--grpc-listen", "192.0.2.1:50051")
+    assert found["TLS"] == (
+        "warning",
+        "tokens and payloads travel in plain text to 192.0.2.1:50051",
+    )
+
+
+def test_a_chain_ends_with_its_first_and_authorities_with_their_last(tmp_path, certificate_for):
+    short, _ = certificate_for(timedelta(days=10))
+    long, long_key = certificate_for(timedelta(days=300))
+    both = tmp_path / "both.pem"
+    both.write_bytes(long.read_bytes() + short.read_bytes())
+    assert check_pair(both, long_key).level == "warning"
+    assert check_authorities(both).level == "ok"
+
+
+def test_without_cryptography_the_end_of_a_certificate_is_unknown(
+    findings, store, monkeypatch, certificate_for
+):
+    fill(store, nothing)
+    certificate, key = certificate_for(timedelta(days=-1))
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    code, found = findings("--store", store, "--tls-cert", certificate, "--tls-key", key)
+    assert (code, found["TLS"][0]) == (0, "warning")
+    assert f"it is unknown when the certificates in {certificate} end" in found["TLS"][1]
 
 
 @pytest.fixture

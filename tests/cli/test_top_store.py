@@ -57,6 +57,18 @@ def test_a_running_node_is_shown(run, tmp_path):
     assert [(one["name"], one["state"]) for one in shown["nodes"]] == [("shop", "active")]
 
 
+def test_the_nodes_of_a_cluster_on_zookeeper_are_shown(run, postgres_url, zookeeper_url):
+    app = Scheduler(postgres_url, coordinator=zookeeper_url, node="shop")
+    with app.blocking() as b:
+        while not b.nodes():
+            pass
+        words = ["--coordinator", zookeeper_url, "--once", "--interval", "0.1"]
+        shown = run("top", "--store", postgres_url, *words).json
+    assert [(one["name"], one["state"]) for one in shown["nodes"]] == [("shop", "active")]
+    ran = run("top", "--coordinator", zookeeper_url)
+    assert (ran.code, "--coordinator needs --store" in ran.err) == (2, True)
+
+
 def test_a_store_is_neither_created_nor_migrated(run, tmp_path):
     path = tmp_path / "tasks.db"
     url = f"sqlite:///{path}"

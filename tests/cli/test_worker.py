@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -34,6 +35,17 @@ def resize(picture):
 def mail(to):
     return to
 """
+SLOW = """
+import asyncio
+from tickwheel.durable import Scheduler
+
+app = Scheduler("sqlite:///tasks.db", dispatch=False, grace=3600)
+
+
+@app.task
+async def hold():
+    await asyncio.Event().wait()
+"""
 URL = "sqlite:///tasks.db"
 LOG = Path("log")  # in the current directory
 LONG = 60
@@ -42,12 +54,12 @@ LONG = 60
 class Worker:
     """A worker that was started in this directory."""
 
-    def __init__(self, *words):
+    def __init__(self, *words, stderr=None):
         command = [sys.executable, "-m", "tickwheel", "worker", *words]
         environ = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
         with LOG.open("w") as log:
             self.process = subprocess.Popen(
-                command, stderr=log, env=environ, start_new_session=True
+                command, stderr=stderr or log, env=environ, start_new_session=True
             )
 
     @property
@@ -82,8 +94,8 @@ def start(tmp_path):
     (tmp_path / "shop.py").write_text(SHOP)  # the current directory
     with contextlib.ExitStack() as stack:
 
-        def start(*words):
-            worker = Worker(*words)
+        def start(*words, **options):
+            worker = Worker(*words, **options)
             stack.callback(worker.process.wait, LONG)
             stack.callback(worker.process.kill)  # its own workers notice, and stop
             return worker
@@ -126,6 +138,64 @@ def test_it_runs_tasks_until_a_signal(start, number):
     with Scheduler(URL, dispatch=False).blocking() as b:
         assert b.wait(b.submit("resize", ["cat"]).id, timeout=LONG).result == "cat 1"
     assert worker.stop(number) == exit_codes.OK
+
+
+def has_handled_signal(pid):
+    """Return whether the next SIGTERM ends a process, or it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return True
+    caught = int(re.search(r"^SigCgt:\s*(\w+)$", status, re.MULTILINE)[1], 16)
+    return not caught & 1 << signal.SIGTERM - 1
+
+
+FORMS = pytest.mark.parametrize(
+    "words", [[], ["--processes", "2"], ["--reload"]], ids=["one", "several", "reload"]
+)
+
+
+@FORMS
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_it_at_once(start, tmp_path, words, number):
+    (tmp_path / "slow.py").write_text(SLOW)
+    worker = start("slow:app", *words)
+    worker.wait_for(2 if "--processes" in words else 1)
+    with Scheduler(URL, dispatch=False).blocking() as b:
+        task = b.submit("hold")
+        wait_until(lambda: b.get(task.id).state is State.RUNNING, "the function runs")
+        worker.process.send_signal(number)
+        wait_until(lambda: all(map(has_handled_signal, worker.pids)), "all have the first signal")
+        assert worker.process.poll() is None
+        worker.stop(number)
+        for pid in worker.pids:
+            wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"worker {pid} has ended")
+        assert b.get(task.id).state is State.RUNNING
+
+
+@FORMS
+def test_without_a_terminal_sighup_is_ignored(start, words):
+    worker, number = start("shop:app", *words), 2 if "--processes" in words else 1
+    worker.wait_for(number)
+    worker.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: LOG.read_text().count("ignoring SIGHUP") >= number, "they say so")
+    with Scheduler(URL, dispatch=False).blocking() as b:
+        assert b.wait(b.submit("resize", ["cat"]).id, timeout=LONG).result == "cat 1"
+    assert worker.stop() == exit_codes.OK
+    assert len(worker.pids) == number
+
+
+@FORMS
+def test_a_terminal_that_is_closed_stops_it(start, words):
+    leader, follower = pty.openpty()
+    try:
+        worker = start("shop:app", *words, stderr=follower)
+        with Scheduler(URL, dispatch=False).blocking() as b:
+            assert b.wait(b.submit("resize", ["cat"]).id, timeout=LONG).result == "cat 1"
+        assert worker.stop(signal.SIGHUP) == exit_codes.OK
+    finally:
+        os.close(leader)
+        os.close(follower)
 
 
 def test_only_some_functions_run(start, tmp_path):

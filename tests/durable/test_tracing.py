@@ -4,6 +4,7 @@ import asyncio
 import re
 import subprocess
 import sys
+from decimal import InvalidOperation
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from durable.stage import a_task
-from tickwheel.durable import Scheduler, State
+from tickwheel.durable import Fail, Scheduler, State
 from tickwheel.durable.tracing import Tracing
 from tickwheel.values.service import Service
 
@@ -82,6 +83,47 @@ def test_every_attempt_is_a_child_of_the_span_that_submitted(app, spans, name):
         assert event.attributes["exception.type"] == "ZeroDivisionError"
         assert event.attributes["exception.message"] == "division by zero"
         assert "1 / what" in event.attributes["exception.stacktrace"]
+
+
+class Opaque(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def noted(error, note):
+    error.add_note(note)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (ValueError("two\nlines: here"), "ValueError", "two\nlines: here"),
+        (noted(KeyError("k"), "a note: here"), "KeyError", "'k'"),
+        (
+            ExceptionGroup("several", [OSError("a: b")]),
+            "ExceptionGroup",
+            "several (1 sub-exception)",
+        ),
+        (InvalidOperation("x"), "decimal.InvalidOperation", "x"),
+        (Opaque(), f"{__name__}.Opaque", "<exception str() failed>"),
+        (Fail("order 7: gone\nfor good"), None, "order 7: gone\nfor good"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_type_and_the_message_are_those_of_the_exception(app, spans, error, kind, message):
+    @app.task(name="fail", max_attempts=1)
+    def fail():
+        if isinstance(error, BaseException):
+            raise error
+        return error
+
+    with app.blocking() as b:
+        b.wait(b.submit("fail"), timeout=LONG)
+    [event] = spans["run fail"][0].events
+    assert event.attributes.get("exception.type") == kind
+    assert event.attributes["exception.message"] == message
+    assert message.partition("\n")[0] in event.attributes["exception.stacktrace"]
 
 
 @pytest.mark.asyncio

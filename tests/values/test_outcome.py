@@ -1,12 +1,16 @@
-"""Retry, Fail and Snooze: values that a function returns; what cannot be right is refused there."""
+"""Retry, Fail and Snooze: values that a function returns; what cannot be right is refused there.
 
+And the line that names an error.
+"""
+
+import traceback
 from datetime import timedelta
 
 import pytest
 
 from tickwheel.durable import Fail, Retry, Snooze
 from tickwheel.errors import OutOfRange
-from tickwheel.values.outcome import milliseconds
+from tickwheel.values.outcome import error_line, milliseconds
 
 
 def test_they_are_values():
@@ -57,3 +61,43 @@ def test_a_snooze_needs_a_time():
 )
 def test_milliseconds_are_rounded_up_so_that_nothing_is_early(seconds, ms):
     assert milliseconds("delay", seconds) == ms
+
+
+def noted(error, note):
+    error.add_note(note)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("no luck"), "ValueError: no luck"),
+        (ValueError("two\nlines: here"), "ValueError: two"),
+        (noted(KeyError(1), "a note: here"), "KeyError: 1"),
+        (SyntaxError("no Python", ("shop.py", 1, 1, "x y")), "SyntaxError: no Python"),
+        (
+            ExceptionGroup(
+                "several", [noted(OSError("a"), "b: c"), ExceptionGroup("d", [OSError()])]
+            ),
+            "ExceptionGroup: several (2 sub-exceptions)",
+        ),
+    ],
+    ids=repr,
+)
+def test_the_line_of_an_error_is_that_of_its_exception(error, line):
+    def text():
+        try:
+            raise error from cause
+        except type(error):
+            return traceback.format_exc()
+
+    cause = None
+    assert error_line(text()) == line
+    cause = ExceptionGroup("cause", [LookupError("x")])
+    assert error_line(text()) == line
+
+
+def test_the_line_of_an_error_without_a_traceback_is_its_first():
+    assert error_line("HTTP 500: oh\nno") == "HTTP 500: oh"
+    assert error_line('Traceback:\n  File "shop.py", line 1, in mail') == "Traceback:"
+    assert error_line("") == ""

@@ -19,9 +19,11 @@ def test_errors_that_differ_in_numbers_are_one_group_shown_by_the_last():
     assert (second.count, second.retried, second.error) == (1, 0, "gone")
 
 
-def test_the_last_line_of_a_traceback_decides():
-    groups = grouped_errors([failed("Traceback\n  line 1\nValueError: x"), failed("ValueError: x")])
-    assert [one.count for one in groups] == [2]
+def test_the_exception_of_a_traceback_decides():
+    trace = 'Traceback (most recent call last):\n  File "shop.py", line 1, in mail\n'
+    errors = [f"{trace}ValueError: x\na note", f"{trace * 99}ValueError: x", "ValueError: x"]
+    groups = grouped_errors([failed(error) for error in errors])
+    assert [one.count for one in groups] == [3]
 
 
 def test_the_answer_is_bounded():

@@ -17,7 +17,8 @@ from tickwheel.durable.permits.descriptors import CALLS_SHARE, CONNECTIONS_SHARE
 from tickwheel.values.store_url import SQLITE, kind_of, sqlite_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    import datetime as dt
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from tickwheel.config import Config
 
@@ -103,37 +104,71 @@ def others_read(path: Path) -> bool:
 
 
 def check_tls(config: Config) -> Iterator[Finding]:
-    """Check the certificate, or that none is needed."""
+    """Check the certificates and authorities of the server and of its calls."""
     if config.tls_cert is None or config.tls_key is None:
-        if is_loopback(config.listen.host):
-            yield Finding("TLS", OK, f"{config.listen} is reached from this host only")
+        yield from check_plain_text(config)
+    else:
+        yield check_pair(config.tls_cert, config.tls_key)
+    if config.grpc_cert is not None and config.grpc_key is not None:
+        yield check_pair(config.grpc_cert, config.grpc_key)
+    for authorities in (config.grpc_client_ca, config.grpc_ca):
+        if authorities is not None:
+            yield check_authorities(authorities)
+
+
+def check_plain_text(config: Config) -> Iterator[Finding]:
+    """Check that what travels without TLS does not leave this host."""
+    for address in (config.listen, config.grpc_listen):
+        if address is None:
+            continue
+        if is_loopback(address.host):
+            yield Finding("TLS", OK, f"{address} is reached from this host only")
         else:
             yield Finding(
-                "TLS", WARNING, f"tokens and payloads travel in plain text to {config.listen}",
+                "TLS", WARNING, f"tokens and payloads travel in plain text to {address}",
                 "set tls_cert and tls_key, or let a proxy on this host do HTTPS",
             )  # fmt: skip
-        return
+
+
+def check_pair(chain: Path, key: Path) -> Finding:
+    """Check that a key fits its certificate, and that no certificate of the chain ends soon."""
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.tls_cert, config.tls_key)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(chain, key)
     except OSError as error:  # includes ssl.SSLError
-        yield Finding(
-            "TLS", ERROR, f"{config.tls_cert} and {config.tls_key}: {error.strerror or error}",
+        return Finding(
+            "TLS", ERROR, f"{chain} and {key}: {error.strerror or error}",
             "name a certificate chain and its own key, both in PEM form and readable here",
         )  # fmt: skip
-        return
-    yield certificate_finding(config.tls_cert)
+    return expiry_finding(chain, min)
 
 
-def certificate_finding(path: Path) -> Finding:
-    """Return how long a certificate is valid."""
-    from cryptography import x509  # noqa: PLC0415 - few servers have a certificate
+def check_authorities(path: Path) -> Finding:
+    """Check a file of authorities; while one is replaced, it has the old and the new one."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except OSError as error:
+        return Finding(
+            "TLS", ERROR, f"{path}: {error.strerror or error}",
+            "name the certificates of the authorities, in PEM form and readable here",
+        )  # fmt: skip
+    return expiry_finding(path, max)
 
-    ends = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+
+def expiry_finding(path: Path, decisive: Callable[[Iterable[dt.datetime]], dt.datetime]) -> Finding:
+    """Return how long the certificates in a file are valid; `decisive` chooses one of the ends."""
+    try:
+        from cryptography import x509  # noqa: PLC0415 - few servers have a certificate
+    except ImportError as error:
+        shown = f"{error}: it is unknown when the certificates in {path} end"
+        return Finding("TLS", WARNING, shown, "pip install 'tickwheel[server]'")
+    ends = decisive(
+        one.not_valid_after_utc for one in x509.load_pem_x509_certificates(path.read_bytes())
+    )
     days = (ends.timestamp() - WallClock().time()) / DAY_SECONDS
     if days > CERTIFICATE_DAYS:
-        return Finding("TLS", OK, f"the certificate is valid until {ends:%Y-%m-%d}")
+        return Finding("TLS", OK, f"the certificate in {path} is valid until {ends:%Y-%m-%d}")
     shown = f"the certificate in {path} is valid until {ends:%Y-%m-%d %H:%M} UTC"
-    remedy = "renew it, and send SIGHUP to the server"
+    remedy = "renew it; the server reads its own again at SIGHUP, and the others at its start"
     return Finding("TLS", WARNING if days > 0 else ERROR, shown, remedy)
 
 

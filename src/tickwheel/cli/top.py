@@ -46,6 +46,10 @@ TEMPORARY = (exit_codes.UNAVAILABLE, exit_codes.RATE_LIMITED)
     "--store", metavar="URL",
     help="Look into this store, without a server: for programs that embed the scheduler.",
 )  # fmt: skip
+@click.option(
+    "--coordinator", metavar="NAME",
+    help="With --store: where its nodes are registered, if that is zookeeper://HOST:PORT/PATH.",
+)  # fmt: skip
 @with_output
 @with_client
 def top(
@@ -56,6 +60,7 @@ def top(
     once: bool,
     cluster: bool,
     store: str | None,
+    coordinator: str | None,
 ) -> int:
     """Watch the service: wheels, rates, lateness, services, nodes.
 
@@ -66,13 +71,15 @@ def top(
     now = SystemClock().time
     once = once or out.as_json or not sys.stdout.isatty()
     if store is None:
+        if coordinator is not None:
+            raise click.UsageError("--coordinator needs --store")
         show(
             out, client.server, partial(take_snapshot, client, now, cluster=cluster), interval, once
         )
         return exit_codes.OK
     from tickwheel.cli.top_store import store_snapshots  # noqa: PLC0415 - imports the stores
 
-    with store_snapshots(store, now) as snapshot:
+    with store_snapshots(store, coordinator, now) as snapshot:
         show(out, without_password(store), snapshot, interval, once)
     return exit_codes.OK
 

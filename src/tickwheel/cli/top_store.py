@@ -27,13 +27,15 @@ LEVELS = ((1_000, 60), (60_000, 60), (3_600_000, 24))  # the next minute, hour a
 
 
 @contextmanager
-def store_snapshots(url: str, now: Callable[[], float]) -> Iterator[Callable[[], Snapshot]]:
-    """Open a store, and give a function that reads a snapshot of it."""
-    config, _ = load({"store": url}, {})
+def store_snapshots(
+    url: str, named: str | None, now: Callable[[], float]
+) -> Iterator[Callable[[], Snapshot]]:
+    """Open a store, and give a function that reads a snapshot of it and of a named coordinator."""
+    config, _ = load({"store": url, "coordinator": named}, {})
     with LoopThread() as loop:
         store = loop.run(open_existing(store_of(config)))
         try:
-            coordinator = coordinator_for(url, None)(store, "top")
+            coordinator = coordinator_for(url, named)(store, "top")
             yield lambda: loop.run(read_snapshot(store, coordinator, now()))
         finally:
             loop.run(store.close())

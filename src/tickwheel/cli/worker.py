@@ -72,7 +72,8 @@ def worker(app: str, **options: Any) -> int:
     workers may share a module.
 
     SIGTERM or Ctrl-C stops it: functions that run have the scheduler's `grace` to end. A second
-    signal ends it at once; its tasks are then tried again.
+    signal ends it at once; its tasks are then tried again. SIGHUP stops it if its terminal was
+    closed, and is ignored without a terminal.
 
     Exit codes: 0 after a signal, 2 if the scheduler cannot be imported or the address is in use.
     """
@@ -198,12 +199,25 @@ async def run(scheduler: Scheduler, target: str, lifeline: int | None, expose: E
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
+    handle_hangup(stop)
     if lifeline is not None:
         loop.add_reader(lifeline, on_supervisor_gone, lifeline)
     async with scheduler, expose(scheduler, orphaned.is_set):
         names = sorted(scheduler.node.services)
         print_line(f"worker {os.getpid()} runs {', '.join(names)} of {target}", err=True)
         await stop.wait()
+
+
+def handle_hangup(stop: asyncio.Event) -> None:
+    """Stop at SIGHUP if it means that the terminal was closed; without a terminal, ignore it."""
+
+    def on_hangup() -> None:
+        if sys.stderr.isatty():
+            stop.set()
+        else:
+            logger.info("ignoring SIGHUP; SIGTERM stops this worker")
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_hangup)
 
 
 def run_processes(command: list[str], number: int, address: Listen | None) -> int:
@@ -254,9 +268,14 @@ async def run_with_reload(command: list[str]) -> int:
 
     This process does not import the program: each worker reads all of it itself.
     """
-    stop = asyncio.Event()
+    stop, end_at_once = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (end_at_once if stop.is_set() else stop).set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    handle_hangup(stop)
     lifeline, _ = os.pipe()
     while not stop.is_set():
         seen = file_times(Path())
@@ -269,10 +288,21 @@ async def run_with_reload(command: list[str]) -> int:
             changed = next((name for name, _ in seen.items() ^ now.items()), None)
         if changed is not None and not stop.is_set():
             print_line(f"{changed} has changed: starting again", err=True)
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        await process.wait()
+        await end_worker(process, end_at_once)
     return exit_codes.OK
+
+
+async def end_worker(process: asyncio.subprocess.Process, at_once: asyncio.Event) -> None:
+    """Stop a worker and wait for its end; kill it when `at_once` is set."""
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    ended, hurried = asyncio.ensure_future(process.wait()), asyncio.ensure_future(at_once.wait())
+    await asyncio.wait({ended, hurried}, return_when=asyncio.FIRST_COMPLETED)
+    hurried.cancel()
+    if not ended.done():
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+    await ended
 
 
 def file_times(folder: Path) -> dict[str, int]:

@@ -19,6 +19,7 @@ from django.urls import path
 from tickwheel.django import models
 from tickwheel.django.project import scheduler
 from tickwheel.errors import TickwheelError
+from tickwheel.values.outcome import error_line
 from tickwheel.values.task import State
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from tickwheel.values.task import Page, Task
 
 PAGE_TASKS = 100
+MAX_ERROR = 200  # characters of an error in the list
 FILTERS = ("state", "service", "key", "tag")
 ACTIONS = {"cancel": "Cancel", "run": "Run now", "replay": "Replay"}
 
@@ -62,7 +64,7 @@ class TaskAdmin(admin.ModelAdmin):  # type: ignore[misc]
         tasks, following = [], None
         try:
             page = find(scheduler.started(), wanted, request.GET.get("cursor"))
-            tasks = [(task, last_line(task.error)) for task in page.items]
+            tasks = [(task, error_line(task.error or "")[:MAX_ERROR]) for task in page.items]
             if page.next_cursor is not None:
                 following = urlencode({**wanted, "cursor": page.next_cursor})
         except (TickwheelError, ValueError) as error:  # a wrong filter, or no store
@@ -151,11 +153,6 @@ def possible_actions(task: Task) -> list[str]:
     if task.final:
         return ["replay"] if task.replayed_as is None else []
     return [] if task.state is State.RUNNING else ["cancel", "run"]
-
-
-def last_line(error: str | None) -> str:
-    """Return the last line of an error, which names the exception."""
-    return (error or "").rstrip().rpartition("\n")[2][:200]
 
 
 def pretty(value: Any) -> str:

@@ -23,6 +23,7 @@ class Answer(NamedTuple):
     - `hold_ms`: send nothing to the service for this long.
     - `gone`: the service no longer exists; disable it.
     - `delivered_to`: where the message is, as JSON, for the execution log.
+    - `exception`: the class and message of a task function's exception; `error` has its traceback.
     """
 
     event: Event
@@ -34,6 +35,7 @@ class Answer(NamedTuple):
     hold_ms: int | None = None
     gone: bool = False
     delivered_to: str | None = None
+    exception: tuple[str, str] | None = None
 
 
 UNSENT = Answer(Event.RELEASE, error="claimed, not sent: the lease may be over")

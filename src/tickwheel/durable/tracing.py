@@ -79,7 +79,7 @@ class Tracing:
                 if answer.error is not None:
                     span.set_status(self._failed)
                     if here:
-                        span.add_event("exception", exception_attributes(answer.error))
+                        span.add_event("exception", exception_attributes(answer))
 
             try:
                 yield CallTrace(list(carrier.items()), ended)
@@ -88,9 +88,12 @@ class Tracing:
                 raise
 
 
-def exception_attributes(error: str) -> dict[str, str]:
-    """Return the attributes of a function's error: its traceback, or the reason that it gave."""
-    last = error.rstrip().rpartition("\n")[2]
-    name, colon, message = last.partition(": ")
-    found = {"exception.message": message if colon else last, "exception.stacktrace": error}
-    return {"exception.type": name, **found} if error.startswith("Traceback") else found
+def exception_attributes(answer: Answer) -> dict[str, str]:
+    """Return the attributes of a function's exception, or of the reason that it returned."""
+    error = answer.error or ""
+    if answer.exception is None:
+        return {"exception.message": error, "exception.stacktrace": error}
+    kind, message = answer.exception
+    return {
+        "exception.type": kind, "exception.message": message, "exception.stacktrace": error,
+    }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from tickwheel.values.outcome import error_line
 from tickwheel.values.task import State
 from tickwheel.web import schemas, views
 
@@ -29,9 +30,8 @@ def grouped_errors(tasks: Iterable[Task]) -> list[schemas.ErrorGroup]:
 
 
 def likeness(error: str) -> str:
-    """Return the last line of an error, which names it, without its numbers and ids."""
-    lines = error[:MAX_ERROR].strip().splitlines()
-    return VARYING.sub("#", lines[-1] if lines else "")
+    """Return the line that names an error, without its numbers and ids."""
+    return VARYING.sub("#", error_line(error)[:MAX_ERROR])
 
 
 def group_view(group: list[Task]) -> schemas.ErrorGroup:

@@ -593,7 +593,7 @@ class TestLog:
 
         @app.task(max_attempts=3, backoff=[2, 5])
         async def fail():
-            raise ValueError("no luck")
+            raise ValueError("no luck\nat all")
 
         async with app:
             task = await fail.submit()
@@ -604,7 +604,7 @@ class TestLog:
             f"task {task.id} (fail), attempt 2: ValueError: no luck; next attempt in 5 s",
         ]
         assert said[2].startswith(f"task {task.id} (fail), attempt 3: failed for good\nTraceback")
-        assert said[2].endswith("ValueError: no luck")
+        assert said[2].endswith("ValueError: no luck\nat all")
         assert len(said) == 3
 
     @pytest.mark.parametrize(

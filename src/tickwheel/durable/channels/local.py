@@ -224,4 +224,12 @@ def answer_to_exception(error: BaseException) -> Answer:
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__ and trace.tb_next:
         trace = trace.tb_next
     text = "".join(traceback.format_exception(type(error), error, trace))
-    return Answer(Event.RETRY, error=text)
+    kind = type(error)
+    name = kind.__qualname__
+    if kind.__module__ != "builtins":
+        name = f"{kind.__module__}.{name}"
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - the class is the user's
+        message = "<exception str() failed>"  # as in the traceback
+    return Answer(Event.RETRY, error=text, exception=(name, message))

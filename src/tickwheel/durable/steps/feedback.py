@@ -19,6 +19,7 @@ from tickwheel.durable.channel import Answer
 from tickwheel.durable.log import logger
 from tickwheel.durable.steps.ending import ending_of, is_accepted, storable_text
 from tickwheel.errors import Locked, StoreUnavailable
+from tickwheel.values.outcome import error_line
 from tickwheel.values.service import Service
 from tickwheel.values.task import Ending, Event, Lease, State
 
@@ -280,8 +281,8 @@ def log_ending(task: Task, ending: Ending) -> None:
         separator = "\n" if "\n" in error else ": "
         outcome = f"failed for good{separator}{error}".rstrip(": ")
     elif ending.event is Event.RETRY:
-        last = (ending.error or "").rstrip().rpartition("\n")[2]
-        outcome = f"{last}; next attempt in {(ending.due_at_ms - ending.at_ms) / 1000:g} s"
+        line = error_line(ending.error or "")
+        outcome = f"{line}; next attempt in {(ending.due_at_ms - ending.at_ms) / 1000:g} s"
     else:
         return
     about["error"] = ending.error
