@@ -60,6 +60,34 @@ class Order(models.Model):
     "orders/tasks.py": RECIPES["orders/tasks.py"],
     "orders/views.py": RECIPES["orders/views.py"],
     "orders/tests.py": RECIPES["orders/tests.py"],
+    "orders/test_views.py": """
+from django.db import connection
+from django.test import TestCase, TransactionTestCase
+from orders.models import Order
+from orders.tasks import expire
+from tickwheel.django import scheduler
+
+class SubmitTest(TestCase):
+    def test_a_view(self):
+        for _ in range(2):
+            with self.captureOnCommitCallbacks(execute=True):
+                self.assertEqual(self.client.post("/orders/1").status_code, 200)
+            self.assertEqual(self.client.post("/paid/1").json(), {"in_time": True})
+            scheduler.started().stop()  # the next view starts it again
+            self.assertFalse(scheduler.running)
+            Order.objects.all().delete()
+
+class CommitTest(TransactionTestCase):
+    def test_a_view(self):
+        self.client.post("/orders/1")
+        expire.submit_sync(2, connection=connection)
+        self.assertEqual(len(scheduler.started().list().items), 2)
+
+    def test_the_start_of_a_test_forgets_earlier_tasks(self):
+        expire.submit_sync(3)
+        with scheduler.blocking() as b:
+            self.assertEqual(b.run_due(), [])
+""",
 }
 SETTINGS = """
 SECRET_KEY = "secret"
@@ -219,11 +247,43 @@ with transaction.atomic():
 print(len(scheduler.started().list(final=False).items))
 """
     assert project.script(within) == "1 0\n1\n"
-    assert "OK" in project.run("manage.py", "test")
+    assert "OK" in project.run("manage.py", "test", "--noinput")
 
 
-def test_the_recipe_for_tests(project):
+def test_tests_of_views_and_the_recipe_leave_no_trace(project):
+    with (project.path / "mysite" / "settings.py").open("a") as settings:
+        settings.write("TICKWHEEL = {'url': 'sqlite:///real.db'}\n")
     assert "OK" in project.run("manage.py", "test")
+    assert not list(project.path.glob("*.db"))
+
+
+def test_the_fixture_of_pytest_moves_the_scheduler_to_memory_and_back(project):
+    (project.path / "test_fixture.py").write_text("""
+import django
+
+django.setup()
+from orders.tasks import expire
+from tickwheel.django import scheduler as own
+
+def test_a_submit(scheduler, manual_clock):
+    assert scheduler is own
+    expire.submit_sync(1, delay=60)  # as a view does
+    manual_clock.advance(60)
+    assert [task.state for task in scheduler.started().run_due()] == ["finished"]
+
+def test_a_start(scheduler):
+    expire.submit_sync(1)
+    with scheduler.blocking() as b:
+        assert b.list().items == []
+
+def test_afterwards_it_is_where_it_was():
+    assert (own.running, own.database) == (False, "default")
+    expire.submit_sync(1, delay=60)
+""")
+    settings = "[pytest]\npythonpath = .\ntickwheel_app = tickwheel.django:scheduler\n"
+    (project.path / "pytest.ini").write_text(settings)
+    assert "3 passed" in project.run("-m", "pytest", "test_fixture.py")
+    assert (project.path / "tickwheel.db").exists()
 
 
 def test_other_commands_work_and_start_nothing(project):
