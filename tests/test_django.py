@@ -49,6 +49,12 @@ urlpatterns = [
     path("admin/", admin.site.urls),
 ]
 """,
+    "mysite/wsgi.py": """
+import os
+from django.core.wsgi import get_wsgi_application
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "mysite.settings")
+application = get_wsgi_application()
+""",
     "orders/__init__.py": "",
     "orders/models.py": """
 from django.db import models
@@ -60,6 +66,34 @@ class Order(models.Model):
     "orders/tasks.py": RECIPES["orders/tasks.py"],
     "orders/views.py": RECIPES["orders/views.py"],
     "orders/tests.py": RECIPES["orders/tests.py"],
+    "orders/test_views.py": """
+from django.db import connection
+from django.test import TestCase, TransactionTestCase
+from orders.models import Order
+from orders.tasks import expire
+from tickwheel.django import scheduler
+
+class SubmitTest(TestCase):
+    def test_a_view(self):
+        for _ in range(2):
+            with self.captureOnCommitCallbacks(execute=True):
+                self.assertEqual(self.client.post("/orders/1").status_code, 200)
+            self.assertEqual(self.client.post("/paid/1").json(), {"in_time": True})
+            scheduler.started().stop()  # the next view starts it again
+            self.assertFalse(scheduler.running)
+            Order.objects.all().delete()
+
+class CommitTest(TransactionTestCase):
+    def test_a_view(self):
+        self.client.post("/orders/1")
+        expire.submit_sync(2, connection=connection)
+        self.assertEqual(len(scheduler.started().list().items), 2)
+
+    def test_the_start_of_a_test_forgets_earlier_tasks(self):
+        expire.submit_sync(3)
+        with scheduler.blocking() as b:
+            self.assertEqual(b.run_due(), [])
+""",
 }
 SETTINGS = """
 SECRET_KEY = "secret"
@@ -119,13 +153,13 @@ class Project:
         return self.run("-c", f"import django; django.setup()\n{text}")
 
     @contextlib.contextmanager
-    def started(self, *words):
+    def started(self, *words, program="manage.py", cwd="."):
         """Start a command of manage.py; in the end it must stop well, without a traceback."""
         log = self.path / words[0]
         with log.open("w") as said:
             process = subprocess.Popen(
-                [sys.executable, "manage.py", *words], cwd=self.path, stdout=said, stderr=said,
-                start_new_session=True,
+                [sys.executable, *program.split(), *words], cwd=self.path / cwd, stdout=said,
+                stderr=said, start_new_session=True,
                 env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
             )  # fmt: skip
         try:
@@ -181,30 +215,39 @@ def check_orders(project, store):
         return task
 
 
-def test_a_worker_runs_the_committed_orders_and_reloads(project):
+def test_runserver_and_a_worker_run_the_committed_orders_once_and_reload(project):
+    """The worker is started elsewhere."""
     store = f"sqlite:///{project.path}/tickwheel.db"
     serve = ("runserver", f"127.0.0.1:{project.port}", "--skip-checks")
-    with project.started(*serve), project.started("tickwheel", "--reload") as log:
+    work = project.started("tickwheel", "--reload", program="../manage.py", cwd="mysite")
+    with project.started(*serve), work as log:
         check_orders(project, store)
-        module = project.path / "orders" / "tasks.py"
-        module.write_text(module.read_text() + '    return "new"\n')
+        tasks, views = project.path / "orders" / "tasks.py", project.path / "orders" / "views.py"
+        tasks.write_text(tasks.read_text() + '    return "new"\n')
+        views.write_text(views.read_text().replace('"in_time":', '"new": True, "in_time":'))
         wait_until(lambda: len(re.findall("runs expire", log.read_text())) == 2, "it starts again")
+        wait_until(lambda: '"new"' in (project.get("/paid/1") or ""), "the new code serves")
+        assert project.get("/orders/4")
         with Scheduler(store, dispatch=False).blocking() as b:
-            task = b.submit("expire", [1])
+            (task,) = b.list(key="order:4").items
+            b.reschedule(task.id, delay=0)
             assert b.wait(task, timeout=LONG).result == "new"
+            assert len(b.attempts(task.id)) == 1
     found = "from orders.models import Order\nprint([*Order.objects.values_list()])"
-    assert project.script(found) == "[(1, 'expired'), (3, 'open')]\n"
+    assert project.script(found) == "[(1, 'expired'), (3, 'open'), (4, 'expired')]\n"
 
 
-def test_on_postgresql_the_task_is_in_the_transaction_of_the_view(tmp_path, postgres_url):
+def test_on_postgresql_under_gunicorn_a_task_is_in_the_transaction_of_its_view(
+    tmp_path, postgres_url
+):
     parts = urlsplit(postgres_url)
     project = Project(tmp_path, {
         "ENGINE": "django.db.backends.postgresql", "NAME": parts.path[1:], "USER": parts.username,
         "PASSWORD": parts.password or "", "HOST": parts.hostname, "PORT": str(parts.port),
     })  # fmt: skip
     project.run("manage.py", "migrate", "--run-syncdb", "-v0")
-    serve = ("runserver", f"127.0.0.1:{project.port}", "--skip-checks", "--noreload")
-    with project.started(*serve), project.started("tickwheel"):
+    serve = ("--preload", "-w", "2", "-b", f"127.0.0.1:{project.port}", "mysite.wsgi")
+    with project.started(*serve, program="-m gunicorn"), project.started("tickwheel"):
         check_orders(project, postgres_url)
     within = """
 from django.db import connection, transaction
@@ -219,11 +262,43 @@ with transaction.atomic():
 print(len(scheduler.started().list(final=False).items))
 """
     assert project.script(within) == "1 0\n1\n"
-    assert "OK" in project.run("manage.py", "test")
+    assert "OK" in project.run("manage.py", "test", "--noinput")
 
 
-def test_the_recipe_for_tests(project):
+def test_tests_of_views_and_the_recipe_leave_no_trace(project):
+    with (project.path / "mysite" / "settings.py").open("a") as settings:
+        settings.write("TICKWHEEL = {'url': 'sqlite:///real.db'}\n")
     assert "OK" in project.run("manage.py", "test")
+    assert not list(project.path.glob("*.db"))
+
+
+def test_the_fixture_of_pytest_moves_the_scheduler_to_memory_and_back(project):
+    (project.path / "test_fixture.py").write_text("""
+import django
+
+django.setup()
+from orders.tasks import expire
+from tickwheel.django import scheduler as own
+
+def test_a_submit(scheduler, manual_clock):
+    assert scheduler is own
+    expire.submit_sync(1, delay=60)  # as a view does
+    manual_clock.advance(60)
+    assert [task.state for task in scheduler.started().run_due()] == ["finished"]
+
+def test_a_start(scheduler):
+    expire.submit_sync(1)
+    with scheduler.blocking() as b:
+        assert b.list().items == []
+
+def test_afterwards_it_is_where_it_was():
+    assert (own.running, own.database) == (False, "default")
+    expire.submit_sync(1, delay=60)
+""")
+    settings = "[pytest]\npythonpath = .\ntickwheel_app = tickwheel.django:scheduler\n"
+    (project.path / "pytest.ini").write_text(settings)
+    assert "3 passed" in project.run("-m", "pytest", "test_fixture.py")
+    assert (project.path / "tickwheel.db").exists()
 
 
 def test_other_commands_work_and_start_nothing(project):
@@ -238,6 +313,8 @@ call_command("dumpdata", use_base_manager=True)
     assert not (project.path / "tickwheel.db").exists()
     wrong = project.run("manage.py", "tickwheel", "--only", "nothing", code=2)
     assert "CommandError: dispatch must name task functions" in wrong
+    wrong = project.run("manage.py", "tickwheel", "--processes", "0", code=2)
+    assert "CommandError: --processes must be 1 to 256, got 0" in wrong
 
 
 def test_a_process_that_forks_submits_on_both_sides(project):
@@ -350,6 +427,31 @@ assert act(clerk, tasks, action="", task=[one.id]) == (200, ["Choose tasks and a
 lines = [(line.actor, line.action, line.target) for line in b.audit()[0]]
 assert lines == [("django:clerk", "task.replay", one.id), ("django:clerk", "task.run", two.id),
                  ("django:clerk", "task.cancel", one.id)], lines
+"""
+    )
+    project.script(text)
+
+
+def test_the_admin_says_that_the_store_is_down(project):
+    text = (
+        ADMIN
+        + """
+from tickwheel.durable import Blocking
+from tickwheel.errors import StoreUnavailable
+
+def fails(*args, **options):
+    raise StoreUnavailable("lost <it>")
+
+note, Blocking.note = Blocking.note, fails
+done = act(clerk, tasks, action="run", task=[one.id, two.id])
+assert done == (200, ["Run now: 2", "Not in the audit log: lost &lt;it&gt;"]), done
+Blocking.note = note
+scheduler.rebind("postgresql://127.0.0.1:1/tasks")  # nothing listens there
+shown = reader.get(address(one), follow=True)
+assert shown.redirect_chain == [(tasks, 302)]
+assert "PostgreSQL" in shown.content.decode(), shown.content.decode()
+status, said = act(clerk, address(two), action="cancel")
+assert status == 200 and said[0].startswith(f"{two.id}: "), said
 """
     )
     project.script(text)

@@ -13,6 +13,7 @@ from durable.callee import ACCEPTED, URL, Callee
 from stage import program
 from tickwheel import ManualClock
 from tickwheel.durable import Blocking, Scheduler, State, current_task
+from tickwheel.durable.steps.node import Node
 from tickwheel.durable.verbs import Verbs
 from tickwheel.errors import AttemptOver, KeyReused, KeyTaken, NotStarted, UnknownTask
 
@@ -234,6 +235,26 @@ class TestStartAndStop:
             with pytest.raises(RuntimeError, match="started already"), app.blocking():
                 pass
             assert b.submit("note", "a", delay=100).state is State.DELAY
+
+    def test_a_second_start_is_refused_and_it_continues(self, app):
+        with app.blocking() as b:
+            with pytest.raises(RuntimeError, match="started already"):
+                b.start()
+            assert b.submit("note", "a", delay=100).state is State.DELAY
+
+    def test_other_threads_find_it_running_once_its_start_has_ended(self, app, monkeypatch):
+        seen = []
+
+        async def start(node):
+            seen.append(app.running)
+            await original(node)
+            seen.append(app.running)
+
+        original = Node.start
+        monkeypatch.setattr(Node, "start", start)
+        with app.blocking():
+            assert app.running
+        assert seen == [False, False]
 
     def test_a_start_that_fails_leaves_no_thread(self, tmp_path):
         (tmp_path / "tasks.db").write_bytes(b"no database at all" * 100)

@@ -11,6 +11,7 @@ import signal
 import sys
 import traceback
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,6 +34,7 @@ logger = logging.getLogger("tickwheel.worker")
 
 WATCH_SECONDS = 0.5  # between two looks at the files
 GRACE_SECONDS = 3600.0  # the workers' own grace ends them earlier
+MAX_PROCESSES = 256
 UNWATCHED = {"__pycache__", "node_modules", "site-packages"}
 
 
@@ -50,7 +52,7 @@ UNWATCHED = {"__pycache__", "node_modules", "site-packages"}
     help="Run only this task function; may be repeated. Others are left to other workers.",
 )  # fmt: skip
 @click.option(
-    "--processes", type=click.IntRange(1, 256), default=1, show_default=True,
+    "--processes", type=click.IntRange(1, MAX_PROCESSES), default=1, show_default=True,
     help="How many processes; one that dies is replaced.",
 )  # fmt: skip
 @click.option(
@@ -95,19 +97,26 @@ class Options(NamedTuple):
 
 
 def run_worker(
-    load: Callable[[], Scheduler], target: str, command: list[str], options: Options
+    load: Callable[[], Scheduler],
+    target: str,
+    command: list[str],
+    options: Options,
+    watched: Sequence[Path] = (Path(),),
 ) -> int:
     """Run a scheduler in this process, or in others that `command` starts; return the exit code.
 
-    `load` returns the scheduler, and `target` names it. A wrong option raises UsageError.
+    `load` returns the scheduler, and `target` names it; `watched` are the folders of --reload. A
+    wrong option raises UsageError.
     """
+    if not 1 <= options.processes <= MAX_PROCESSES:
+        raise click.UsageError(f"--processes must be 1 to {MAX_PROCESSES}, got {options.processes}")
     if options.reload and options.processes > 1:
         raise click.UsageError("--reload needs --processes 1")
     command = [*command, *(word for name in options.only for word in ("--only", name))]
     address = parse_address(options.metrics_listen) if options.metrics_listen else None
     if options.reload:
         command += ["--metrics-listen", str(address)] if address else []
-        return asyncio.run(run_with_reload(command))
+        return asyncio.run(run_with_reload(command, watched))
     if options.processes > 1:
         return run_processes(command, options.processes, address)
     scheduler = load()
@@ -263,8 +272,8 @@ async def start_worker(
     )
 
 
-async def run_with_reload(command: list[str]) -> int:
-    """Run a worker, and start it again whenever a file changes.
+async def run_with_reload(command: list[str], watched: Sequence[Path]) -> int:
+    """Run a worker, and start it again whenever a file in these folders changes.
 
     This process does not import the program: each worker reads all of it itself.
     """
@@ -278,13 +287,13 @@ async def run_with_reload(command: list[str]) -> int:
     handle_hangup(stop)
     lifeline, _ = os.pipe()
     while not stop.is_set():
-        seen = file_times(Path())
+        seen = file_times(watched)
         process = await start_worker(command, lifeline)
         changed = None
         while changed is None and not stop.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), WATCH_SECONDS)
-            now = file_times(Path())
+            now = file_times(watched)
             changed = next((name for name, _ in seen.items() ^ now.items()), None)
         if changed is not None and not stop.is_set():
             print_line(f"{changed} has changed: starting again", err=True)
@@ -305,10 +314,10 @@ async def end_worker(process: asyncio.subprocess.Process, at_once: asyncio.Event
     await ended
 
 
-def file_times(folder: Path) -> dict[str, int]:
-    """Return the Python files in a folder and below, and when each was changed."""
+def file_times(watched: Sequence[Path]) -> dict[str, int]:
+    """Return the Python files in folders and below, and when each was changed."""
     found = {}
-    for path, folders, files in os.walk(folder):
+    for path, folders, files in chain.from_iterable(map(os.walk, watched)):
         folders[:] = [name for name in folders if name[0] != "." and name not in UNWATCHED]
         if "pyvenv.cfg" in files:
             folders.clear()

@@ -14,7 +14,7 @@ from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
-from django.urls import path
+from django.urls import path, reverse
 
 from tickwheel.django import models
 from tickwheel.django.project import scheduler
@@ -79,12 +79,17 @@ class TaskAdmin(admin.ModelAdmin):  # type: ignore[misc]
         self._require("view", request)
         if request.method == "POST":
             return self._act(request, [object_id])
-        verbs = scheduler.started()
         try:
-            task = verbs.get(object_id)
-        except (LookupError, ValueError):
-            raise Http404(f"no task has the id {object_id}") from None
-        rows, more = verbs.attempts_page(task.id, limit=PAGE_TASKS)
+            verbs = scheduler.started()
+            try:
+                task = verbs.get(object_id)
+            except (LookupError, ValueError):
+                raise Http404(f"no task has the id {object_id}") from None
+            rows, more = verbs.attempts_page(task.id, limit=PAGE_TASKS)
+        except TickwheelError as error:  # no store, or the task was pruned just now
+            messages.error(request, str(error))
+            site = self.admin_site.name
+            return redirect(reverse("admin:tickwheel_task_changelist", current_app=site))
         return self._page(
             request, "change_form", f"Task {task.id}", task=task, attempts=rows,
             more=more is not None, payload=pretty(task.payload),
@@ -115,10 +120,13 @@ class TaskAdmin(admin.ModelAdmin):  # type: ignore[misc]
             else:
                 done.append(task_id)
         if done:
-            actor = f"django:{request.user.get_username()}"
-            for task_id in done:
-                scheduler.started().note(f"task.{action}", task_id, actor=actor)
             messages.success(request, f"{ACTIONS[action]}: {len(done)}")
+            actor = f"django:{request.user.get_username()}"
+            try:
+                for task_id in done:
+                    scheduler.started().note(f"task.{action}", task_id, actor=actor)
+            except TickwheelError as error:
+                messages.error(request, f"not in the audit log: {error}")
         return redirect(request.get_full_path())
 
     def _page(self, request: HttpRequest, name: str, title: str, **found: Any) -> HttpResponse:

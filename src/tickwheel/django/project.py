@@ -10,6 +10,7 @@ import asyncio
 import atexit
 import contextlib
 import functools
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from tickwheel.durable.function import TaskFunction
+    from tickwheel.durable.scheduler import Binding
     from tickwheel.durable.verbs.arguments import Target
     from tickwheel.values.task import Task
 
@@ -37,57 +39,86 @@ class ProjectScheduler(Scheduler):
     """The scheduler of `settings.TICKWHEEL`.
 
     - "url" is its store. Without it, "database" names one of DATABASES, by default "default": on
-      PostgreSQL the tasks are in that database, on SQLite in `tickwheel.db` next to it. The
-      database of Django's test runner counts: on SQLite in memory the store is in memory, too.
+      PostgreSQL the tasks are in that database, on SQLite in `tickwheel.db` next to it.
     - The other settings are arguments of `Scheduler`.
+    - In Django's test environment the store is in memory, whatever the settings say. A test that
+      needs another one calls `rebind`.
     """
+
+    _thread: Blocking | None = None  # of `started`
 
     def __init__(self, configured: Mapping[str, Any]) -> None:
         options = {"database": "default", **configured}
-        self.database: str | None = options.pop("database")
+        alias = options.pop("database")
+        self._alias: str | None = None if "url" in options else alias
         coordinator = None
-        if "url" in options:
-            self.database = None
-        else:
+        if self._alias is not None:
             options["url"] = MEMORY_URL  # until the start
             coordinator = options.pop("coordinator", None)
         try:
             super().__init__(**options, dispatch=False)
         except (TypeError, ValueError) as error:
             raise ImproperlyConfigured(f"TICKWHEEL in the settings: {error}") from error
-        if self.database is not None:
+        if self._alias is not None:
             self._binding = self._binding._replace(coordinator=coordinator)
+        self._configured = self._binding
         self._start_lock = threading.Lock()
-        self._thread: Blocking | None = None
+        atexit.register(self._stop_thread)
         self.around(with_fresh_connections)
+
+    @property
+    def database(self) -> str | None:
+        """The one of DATABASES that decides the store, if the settings do so."""
+        return None if in_tests() or self._binding is not self._configured else self._alias
 
     def rebind(self, url: str, **options: Any) -> None:
         """Use another store from the next start on, as `Scheduler.rebind`."""
+        self._stop_thread()
         super().rebind(url, **options)
-        self.database = None
+
+    def _bind(self, binding: Binding) -> None:
+        self._stop_thread()
+        super()._bind(binding)
 
     async def start(self) -> None:
-        """Open the store and start; the database is looked up now, since tests change it."""
-        if self.database is not None:
-            binding = self._binding._replace(url=database_url(self.database))
-            self._bind(binding._replace(dispatch=self.dispatch))
+        """Open the store and start, in place of what `started` has started.
+
+        The store is looked up now, since tests change it.
+        """
+        self._stop_thread()
+        if self._binding is not self._configured:  # after `rebind`
+            await super().start()
+            return
+        binding = self._configured._replace(dispatch=self.dispatch)
+        if in_tests():
+            binding = binding._replace(url=MEMORY_URL, coordinator=None)
+        elif self._alias is not None:
+            binding = binding._replace(url=database_url(self._alias))
+        self._bind(binding)
+        self._binding = self._configured
         await super().start()
 
     def started(self) -> Blocking:
         """Return the verbs, for views and other plain functions, in any thread.
 
-        The first call in a process starts the scheduler, without running tasks.
+        The first call in a process starts the scheduler, without running tasks; it runs until
+        `started().stop()`, the end of the process, or another start.
         """
-        if not self.running:
-            with self._start_lock:
-                if not self.running:
-                    self._thread = Blocking(self).start()
-                    atexit.register(self._stop_thread, self._thread)
-        return Blocking(self)
+        with self._start_lock:
+            if not self.running:
+                self._thread = Blocking(self).start()
+            return self._thread or Blocking(self)
 
-    def _stop_thread(self, thread: Blocking) -> None:
-        if self._thread is thread and self.running:
+    def _stop_thread(self) -> None:
+        """Stop what `started` has started, if it still runs."""
+        thread, self._thread = self._thread, None
+        if thread is not None and self.running:
             thread.stop()
+
+    def _user_connection(self, connection: Any) -> Any:
+        if in_tests() and not self.node.store.joins_transactions:
+            return None  # as with a ManualClock
+        return super()._user_connection(connection)
 
     def _submit_sync(
         self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -99,6 +130,12 @@ class ProjectScheduler(Scheduler):
         """Reset the state in the child of a fork, which starts a thread of its own."""
         super()._after_fork_in_child()
         self._start_lock, self._thread = threading.Lock(), None
+
+
+def in_tests() -> bool:
+    """Return whether Django's test environment is set up."""
+    utils = sys.modules.get("django.test.utils")  # a test runner has imported it
+    return utils is not None and hasattr(utils._TestState, "saved_data")
 
 
 @contextlib.contextmanager

@@ -79,6 +79,8 @@ class Blocking:
 
     def start(self) -> Self:
         """Start the scheduler in its thread."""
+        if self._thread.running:
+            raise RuntimeError("the scheduler has been started already")
         self._thread.start()
         try:
             self._thread.run(self._app.start())

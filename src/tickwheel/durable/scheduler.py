@@ -293,7 +293,7 @@ class Scheduler(Verbs):
             name = self._name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
             coordinator = self._coordinator(store, name, **self._about)
             coordinator.functions = self._functions_to_run
-            self._node = Node(
+            node = Node(
                 store, coordinator, self._services, self._make_channels(store.now_ms),
                 vault=self._vault, max_body=self._max_body, name=name,
                 dispatches=self.dispatch is not False, horizon=self._horizon,
@@ -301,12 +301,12 @@ class Scheduler(Verbs):
                 clock=self._clock,
             )  # fmt: skip
             if self._tracing is not None:
-                self._node.trace(self._tracing)
-            await self._node.start()
+                node.trace(self._tracing)
+            await node.start()
         except BaseException:
-            self._node = None
             await store.close()
             raise
+        self._node = node  # from now on other threads may use it
 
     async def stop(self, grace: float | None = None) -> None:
         """Claim no more tasks, finish or release the running ones, and close the store.
