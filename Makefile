@@ -139,6 +139,7 @@ sanitize: $(READY) ## Run the native tests under ASan and UBSan
 	$(BIN)/python -c 'import tickwheel._wheel as core; assert core.__file__.startswith("$(SANITIZED)"), core'; \
 	$(BIN)/python -m pytest tests --capture=sys -k 'not callgrind and not close_and_make_timers' \
 	    --ignore tests/test_package.py --ignore tests/durable --ignore tests/values --ignore tests/overflow_buffers --ignore tests/contracts --ignore tests/test_servers.py \
+	    --ignore tests/test_migrate_docs.py --ignore tests/test_code_blocks.py \
 	    $(foreach folder,cli client fuzz http receiver service soak web,--ignore tests/$(folder)) \
 	    --ignore-glob '*_service*' --ignore-glob '*_benchmark*' --ignore tests/test_openapi_file.py $(PYTEST_ARGS)
 
