@@ -121,6 +121,10 @@ docs: $(READY) ## Build the documentation into build/docs, warnings as errors
 dist: $(READY) ## Build sdist and wheel into dist/, check them, install each extra alone and use it
 	@$(BIN)/python tools/dist
 
+.PHONY: first-hour
+first-hour: $(READY) ## Follow the README and the tutorials in a fresh clone, with a compiler and without
+	@$(BIN)/python tools/first-hour $(PYTHON)
+
 .PHONY: load-idle
 load-idle: $(READY) ## Load a gateway with 100,000 users, some of whom fall silent
 	$(BIN)/python examples/idle_gateway.py --connections 100000 --timeout 30 --rate 3000 --silent 1000
