@@ -121,6 +121,10 @@ docs: $(READY) ## Build the documentation into build/docs, warnings as errors
 dist: $(READY) ## Build sdist and wheel into dist/, check them, install each extra alone and use it
 	@$(BIN)/python tools/dist
 
+.PHONY: first-hour
+first-hour: $(READY) ## Follow the README and the tutorials in a fresh clone, with a compiler and without
+	@$(BIN)/python tools/first-hour $(PYTHON)
+
 .PHONY: load-idle
 load-idle: $(READY) ## Load a gateway with 100,000 users, some of whom fall silent
 	$(BIN)/python examples/idle_gateway.py --connections 100000 --timeout 30 --rate 3000 --silent 1000
@@ -139,6 +143,7 @@ sanitize: $(READY) ## Run the native tests under ASan and UBSan
 	$(BIN)/python -c 'import tickwheel._wheel as core; assert core.__file__.startswith("$(SANITIZED)"), core'; \
 	$(BIN)/python -m pytest tests --capture=sys -k 'not callgrind and not close_and_make_timers' \
 	    --ignore tests/test_package.py --ignore tests/durable --ignore tests/values --ignore tests/overflow_buffers --ignore tests/contracts --ignore tests/test_servers.py \
+	    --ignore tests/test_migrate_docs.py --ignore tests/test_code_blocks.py \
 	    $(foreach folder,cli client fuzz http receiver service soak web,--ignore tests/$(folder)) \
 	    --ignore-glob '*_service*' --ignore-glob '*_benchmark*' --ignore tests/test_openapi_file.py $(PYTEST_ARGS)
 

@@ -1,7 +1,9 @@
 """The channel in examples/line_channel.py passes the suite, as a user's own channel would."""
 
 import asyncio
+import re
 import sys
+import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -11,7 +13,9 @@ from tickwheel.durable import Scheduler, implementations
 from tickwheel.testing.channel_suite import ChannelSuite, Peer
 from tickwheel.values.service import Service
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
+PAGE = (ROOT / "docs/how-to/channels.md").read_text("utf-8").split("## A channel of your own")[1]
 
 
 @pytest.fixture
@@ -118,3 +122,30 @@ async def test_a_channel_of_your_own_replaces_none_of_the_package(example, tmp_p
     app = Scheduler(f"sqlite:///{tmp_path}/tasks.db", channels={"http": example.LineChannel()})
     with pytest.raises(ValueError, match="the protocol 'http' has a channel already"):
         await app.start()
+
+
+def shown(kind, number=0):
+    """Return a block of the section of the docs on a channel of your own."""
+    return re.findall(rf"^```{kind}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[number]
+
+
+@pytest.mark.asyncio
+async def test_the_scheduler_of_the_docs_has_the_channel(example, tmp_path):
+    names = {"Scheduler": Scheduler, "LineChannel": example.LineChannel}
+    exec(shown("py").replace("tasks.db", f"{tmp_path}/tasks.db"), names)
+    async with names["app"] as app:
+        put = await app.put_service("ship", protocol="line", endpoint="line://127.0.0.1:1")
+        assert put.protocol == "line"
+
+
+def test_the_entry_point_of_the_docs_is_the_one_that_is_read():
+    project = tomllib.loads(shown("toml"))["project"]
+    assert project["entry-points"] == {
+        implementations.ENTRY_POINTS: {"line": "my_package:LineChannel"}
+    }
+
+
+def test_the_suite_of_the_docs_takes_a_peer(example):
+    names = {"LinePeer": lambda: LinePeer(example)}
+    exec(shown("py", 1), names)
+    assert isinstance(names["TestLineChannel"]().make_peer(), LinePeer)

@@ -56,10 +56,10 @@ def free_port():
 class Terminals:
     """Three of them: the server's, the shop's, and the one in which commands are typed."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, python=sys.executable):
         self.folder = folder
         self.ports = {"7380": free_port(), "8000": free_port()}
-        bin_folder = str(Path(sys.executable).parent)
+        bin_folder = str(Path(python).parent)
         self.environ = {
             name: value for name, value in os.environ.items() if not name.startswith("TICKWHEEL_")
         } | {
@@ -154,7 +154,8 @@ def terminals(tmp_path):
     made.close()
 
 
-def test_the_tutorial_does_what_it_says(terminals):
+def follow(terminals):
+    """Type in the tutorial, and compare all that it shows."""
     for name, code in FILES.items():
         (terminals.folder / name).write_text(code, "utf-8")
     compared = 0
@@ -173,6 +174,10 @@ def test_the_tutorial_does_what_it_says(terminals):
             terminals.stop("server", signal.SIGKILL)
         else:
             assert look(terminals, command, [terminals.real(line) for line in shown])
+
+
+def test_the_tutorial_does_what_it_says(terminals):
+    follow(terminals)
 
 
 def look(terminals, command, shown):

@@ -4,6 +4,23 @@ A wrong argument (a float for an int, a limit of 0) raises a plain TypeError or 
 module imports nothing from the package.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ssl import SSLCertVerificationError
+
+UNKNOWN_AUTHORITY = range(18, 22)  # OpenSSL's codes: self-signed, or no issuer that is trusted
+
+
+def certificate_reason(error: SSLCertVerificationError) -> str:
+    """Return why a certificate is refused, and how to trust an authority of one's own."""
+    reason = f"its certificate is refused: {error.verify_message}"
+    if error.verify_code in UNKNOWN_AUTHORITY:
+        reason += "; the variable SSL_CERT_FILE names a file of trusted authorities"
+    return reason
+
 
 class TickwheelError(Exception):
     """The base class of tickwheel's errors."""

@@ -130,7 +130,7 @@ class TestOpenAndClose:
         (given,) = await stored(store, task(store))
         await store.close()
         await store.open()
-        assert await everything(store) == [given]
+        assert await everything(store) == ([given] if place.outlives_its_store else [])
         await store.close()
 
     async def test_the_number_of_shards_is_settled_when_it_is_made(self, place):
@@ -161,6 +161,8 @@ class TestSchema:
         assert await place.store().schema_version() == store.schema_needed
 
     async def test_migrate_makes_a_store_and_leaves_it_closed(self, place):
+        if not place.outlives_its_store:
+            pytest.skip("a store in memory that is closed is gone")
         store = place.store()
         await store.migrate(lambda line: None)
         assert await store.schema_version() == store.schema_needed
@@ -177,5 +179,5 @@ class TestSchema:
 
     async def test_it_says_where_it_is_without_a_password(self, place):
         where = place.store().where
-        assert where.startswith(("SQLite database /", "PostgreSQL "))
+        assert where.startswith(("SQLite database /", "PostgreSQL ", "store in memory"))
         assert "@" not in where

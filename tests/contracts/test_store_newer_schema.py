@@ -5,7 +5,6 @@ from contextlib import closing
 import pytest
 
 from contracts.stores import SHARDS, ended, everything_that_a_store_does, run, task
-from tickwheel.durable.stores.sqlite.connection import DRIVERS
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 
@@ -28,8 +27,8 @@ async def add_a_column_to_every_table(place, store):
             return len(found)
 
         return await store._pool.run(work)
-    driver = DRIVERS[place.kind.removeprefix("sqlite-")]  # another SQLite would be blind to locks
-    with closing(driver(place.address)) as connection:
+    # Another SQLite would be blind to locks.
+    with closing(store._file._connect_class(str(store.path))) as connection:
         found = connection.run("SELECT name FROM sqlite_master WHERE type = 'table'")
         tables = [name for (name,) in found if not name.startswith("sqlite_")]
         for name in tables:

@@ -7,11 +7,14 @@ import inspect
 import re
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import asyncpg
 import psycopg
 import pytest
-from sqlalchemy import orm
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import create_engine, orm
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 import tickwheel.durable
@@ -246,3 +249,42 @@ def test_a_submit_in_your_own_transaction_is_tested_without_sleeping(postgres_ur
         await connection.close()
 
     asyncio.run(example())
+
+
+def test_a_second_submit_with_the_same_idempotency_key_returns_the_first_task(tmp_path):
+    page = (DOCS / "how-to" / "durable-retry.md").read_text("utf-8")
+    [code] = CODE.findall(page)
+
+    async def example():
+        app, expire = scheduler_of_orders(f"sqlite:///{tmp_path}/tasks.db")
+        async with app:
+            await run_example(f"{code}assert again == task\n", expire=expire)
+            assert len((await app.list()).items) == 1
+
+    asyncio.run(example())
+
+
+def test_alembic_leaves_the_tables_of_tickwheel_alone_with_the_filter_that_is_shown(postgres_url):
+    page = (DOCS / "how-to" / "durable-processes.md").read_text("utf-8")
+    [code] = CODE.findall(page)
+    given = {}
+    context = SimpleNamespace(configure=lambda _, **options: given.update(options))
+    exec(code, {"context": context})
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA tickwheel")
+    with Scheduler(f"{postgres_url}?schema=tickwheel").blocking():
+        pass
+    engine = create_engine(
+        postgres_url.replace("postgresql:", "postgresql+psycopg:"),
+        connect_args={"options": "-c search_path=public"},  # the role has the schema's name
+    )
+    with engine.connect() as connection:
+
+        def changes(options):
+            compared = MigrationContext.configure(connection, opts=options)
+            return {change[0] for change in compare_metadata(compared, Base.metadata)}
+
+        assert given.keys() == {"include_schemas", "include_name"}
+        assert changes(given) == {"add_table"}
+        assert "remove_table" in changes({"include_schemas": True})
+    engine.dispose()

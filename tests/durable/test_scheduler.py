@@ -143,7 +143,7 @@ class TestStart:
         ]
         for _ in range(2):
             for call in calls:
-                with pytest.raises(NotStarted, match="async with") as refused:
+                with pytest.raises(NotStarted, match=r"of the SQLite .*async with") as refused:
                     await call()
                 assert refused.value.code == "not_started"
             async with app:

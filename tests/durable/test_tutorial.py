@@ -24,11 +24,11 @@ def sessions():
                 yield command, shown.splitlines()
 
 
-def run(command, folder):
+def run(command, folder, python):
     """Run one command as a shell would; a killed program ends as a shell says it."""
     words = command.split()
     if words[0] == "python":
-        words[0] = sys.executable
+        words[0] = python
     ran = subprocess.run(
         words, cwd=folder, capture_output=True, text=True, timeout=60, check=False,
         env=os.environ | {"PYTHONWARNINGS": "error"},
@@ -44,16 +44,21 @@ def matches(shown, printed):
     return re.fullmatch(pattern, "\n".join(printed))
 
 
-def test_the_tutorial_does_what_it_says(tmp_path):
+def follow(folder, python):
+    """Type in the tutorial, and compare all that it shows."""
     for name, code in FILES.items():
-        (tmp_path / name).write_text(code, "utf-8")
+        (folder / name).write_text(code, "utf-8")
     commands = list(sessions())
     assert {command for command, _ in commands} >= {
         f"python {name}" for name in FILES if name != "shop.py"
     }
     for command, shown in commands:
-        printed = run(command, tmp_path)
+        printed = run(command, folder, python)
         assert matches(shown, printed), (command, shown, printed)
+
+
+def test_the_tutorial_does_what_it_says(tmp_path):
+    follow(tmp_path, sys.executable)
 
 
 def test_an_order_expires_in_twenty_lines_with_asyncio_and_without():

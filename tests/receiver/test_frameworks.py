@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import re
 import threading
+from pathlib import Path
 
 import flask
 import pytest
@@ -271,3 +273,17 @@ def test_a_view_is_named_after_its_handler(secret):
     receiver = Receiver(secret)
     for made in (receiver.flask(close_order), receiver.starlette(close_order)):
         assert (made.__name__, made.__doc__) == ("close_order", "Close an order.")
+
+
+def test_the_applications_of_the_docs_answer_a_signed_call(secret, call, monkeypatch):
+    page = Path(__file__).parents[2] / "docs/how-to/service-receive.md"
+    code = re.search(r"^```py\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)[
+        1
+    ].replace('"/expire"', '"/hook"')
+    monkeypatch.setenv("TICKWHEEL_WEBHOOK_SECRET", secret)
+    names = {}
+    exec(code, names)
+    for number, name in enumerate(("app", "api")):
+        headers, body = call({"order": name}, task_id=f"{number:032x}")
+        status, _, body = Application(names[name]).post(headers, body)
+        assert (status, body) == (200, b'{"expired":"%s"}' % name.encode())

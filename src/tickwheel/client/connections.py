@@ -23,6 +23,7 @@ from tickwheel.client.requests import (
     answer_too_large,
 )
 from tickwheel.clock import SystemClock, forkable
+from tickwheel.errors import certificate_reason
 
 if TYPE_CHECKING:
     import socket
@@ -190,7 +191,7 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "timed out"
     if isinstance(error, SSLCertVerificationError):
-        return f"its certificate is refused: {error.verify_message}"
+        return certificate_reason(error)
     if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
         return "it does not speak https; does it speak http?"
     return getattr(error, "strerror", None) or type(error).__name__

@@ -374,7 +374,9 @@ class Scheduler(Verbs):
         node = self._node
         if node is None:
             raise NotStarted(
-                "the scheduler is not running: use `async with app`, or `with app.blocking()`"
+                f"the scheduler of the {self._make_store().where} is not running: use"
+                " `async with app`, `with app.blocking()`, or where neither fits, as in Flask,"
+                " `app.blocking().start()`"
             )
         if threading.get_ident() == node.thread_id and node.loop.is_running():
             return node  # asking asyncio costs a system call

@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from tickwheel.errors import TickwheelError
+from tickwheel.errors import TickwheelError, certificate_reason
 from tickwheel.http.connection import Connection
 from tickwheel.http.errors import ConnectFailed, NoRoom
 
@@ -173,7 +173,7 @@ class Connector:
 def reason_of(error: OSError | UnicodeError) -> str:
     """Return an error's reason, without the address that it names."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is refused: {error.verify_message}"
+        return certificate_reason(error)
     if isinstance(error, ssl.SSLError):
         return f"TLS failed: {error.reason or error.strerror or type(error).__name__}"
     if isinstance(error, UnicodeError):

@@ -268,7 +268,10 @@ def authority_of(url: str, schemes: Schemes = PORTS) -> tuple[str, int]:
     whole = _URL.fullmatch(url)
     if whole is None or whole[1].lower() not in schemes:
         starts = " or ".join(f"{scheme}://" for scheme in schemes)
-        raise TargetRefused(f"an endpoint must start with {starts}, and a host")
+        raise TargetRefused(
+            f"an endpoint must start with {starts}, and a host;"
+            " for another scheme the service needs its protocol"
+        )
     if "@" in whole[2]:
         raise TargetRefused("an endpoint must have no user or password: use a header")
     parts = _AUTHORITY.fullmatch(whole[2])
