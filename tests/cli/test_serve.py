@@ -1,13 +1,20 @@
 """`serve` and `config`: flags, environment and file become one configuration."""
 
+import asyncio
+import json
 import re
+import socket
 import subprocess
 import sys
 import types
+import urllib.request
+from contextlib import contextmanager
 
 import pytest
 
+import servers
 from tickwheel.config import SETTINGS
+from tickwheel.durable import Scheduler
 
 
 @pytest.fixture
@@ -94,6 +101,55 @@ def test_lab_draws_a_wheel():
     ran = subprocess.run(argv, capture_output=True, timeout=60, text=True, check=False)
     assert ran.returncode == 0
     assert "level 1" in ran.stdout
+
+
+@contextmanager
+def started(*words):
+    """Start a command that serves pages; give the URL that it prints."""
+    argv = [sys.executable, "-m", "tickwheel", *words, "--listen", "127.0.0.1:0"]
+    process = servers.launch(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        found = (re.search(rb"http://[0-9.:]+/(lab)?", line) for line in process.stdout)
+        yield next(filter(None, found))[0].decode()
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def page_of(url):
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return answer.read().decode()
+
+
+def test_dashboard_serves_the_pages_and_the_tasks_of_a_store(tmp_path):
+    store = f"sqlite:///{tmp_path}/tasks.db"
+    task = asyncio.run(submitted(store))
+    with started("dashboard", "--store", store) as url:
+        assert "static/dashboard.js" in page_of(url)
+        assert task.id in page_of(f"{url}v1/tasks")
+
+
+async def submitted(store):
+    """Submit a task that is due, and run nothing; return it."""
+    async with Scheduler(store, dispatch=False, allow_private_targets=True) as app:
+        await app.put_service("mail", endpoint="http://127.0.0.1:9/")
+        return await app.submit("mail")
+
+
+def test_the_lab_is_at_the_address_that_it_prints():
+    with started("lab", "--web") as url:
+        assert "static/lab.js" in page_of(url)
+        root = url.removesuffix("/lab")
+        scene = page_of(f"{root}/v1/lab/scene?kind=wheel&size=20&do=0:add:350")
+        assert json.loads(scene)["entries"][0]["path"] == [{"at": 0, "level": 2, "slot": 17}]
+
+
+def test_the_lab_names_an_address_that_is_taken(run):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = "{}:{}".format(*taken.getsockname())
+        ran = run("lab", "--web", "--listen", address)
+    assert ran.code == 2
+    assert f"{address}: Address already in use" in ran.err
 
 
 def test_config_omits_the_help_on_a_narrow_terminal(run, monkeypatch):

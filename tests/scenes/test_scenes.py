@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from scenes.worked import WORKED
+from scenes.worked import ROUNDS, WAKEUPS, WORKED
 from tickwheel.scenes import SCENES, show
 from tickwheel.scenes.presets import PRESETS
 from tickwheel.scenes.purgatory import PurgatoryScene
@@ -21,12 +21,33 @@ def places(text, at, entry="A"):
     return [(step["at"], step["level"], step["slot"]) for step in found[entry]["path"]]
 
 
-@pytest.mark.parametrize(("text", "at", "path"), WORKED)
+@pytest.mark.parametrize(("text", "path", "due"), WORKED)
 @pytest.mark.parametrize("pointers", ["own", "pushed"])
-def test_an_entry_goes_where_the_documents_put_it(text, at, path, pointers):
+def test_an_entry_goes_where_the_documents_put_it_and_fires_in_time(text, path, due, pointers):
     if text.startswith("kind=wheel"):
         text += f"&pointers={pointers}"
-    assert places(text, at) == path
+    for number, (at, level, slot) in enumerate(path, 1):
+        assert places(text, at) == path[:number]
+        found = scene(text, at)["entries"][0]
+        assert (found["level"], found["slot"], found["left"]) == (level, slot, due - at)
+    assert scene(text, due - 1)["entries"][0]["state"] == "pending"
+    last = scene(text, due)["events"][-1]
+    assert (last["what"], last["at"]) == ("fired", due)
+    assert places(text, due) == path
+
+
+def test_levels_are_made_when_an_entry_needs_them():
+    for delay, intervals in ((19, [20]), (350, [20, 400]), (450, [20, 400, 8000])):
+        levels = scene(f"kind=wheel&size=20&do=0:add:{delay}")["levels"]
+        assert [level["tick"] * level["size"] for level in levels] == intervals
+        assert sum(level["size"] for level in levels) == 20 * len(intervals)
+
+
+def test_what_still_does_not_fit_stays_in_the_buffer():
+    text = "kind=wheel&sizes=8.8.8&overflow=memory&do=0:add:600"
+    for at, left, level in ((64, 536, 0), (127, 473, 0), (128, 472, 3)):
+        entry = scene(text, at)["entries"][0]
+        assert (entry["left"], entry["level"]) == (left, level)
 
 
 def test_an_entry_is_pending_until_its_time_and_then_fired():
@@ -42,13 +63,13 @@ def test_an_entry_that_does_not_fit_is_refused_with_the_wheels_own_words():
     assert "24" in entry["error"]
 
 
-@pytest.mark.parametrize(("delay", "rounds"), [(8, 0), (10, 1), (16, 1)])
+@pytest.mark.parametrize(("delay", "rounds"), ROUNDS)
 def test_rounds_count_the_whole_turns_that_are_left(delay, rounds):
     entry = scene(f"kind=rounds&size=8&do=0:add:{delay}")["entries"][0]
     assert (entry["rounds"], entry["slot"]) == (rounds, delay % 8)
 
 
-@pytest.mark.parametrize(("delay", "wakeups"), [(399, 2), (400, 1), (450, 3)])
+@pytest.mark.parametrize(("delay", "wakeups"), WAKEUPS)
 def test_the_drivers_wake_as_often_as_the_documents_say(delay, wakeups):
     drivers = scene(f"kind=wheel&size=20&do=0:add:{delay}", delay)["drivers"]
     assert drivers["precise"] == {"wakeups": wakeups, "empty": 0}

@@ -1,12 +1,21 @@
 """The dashboard in a browser: what a change keeps, whose change wins, and sessions that end."""
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from playwright.sync_api import expect
 
-from web.browsing import confirm, heading, opened, press, told
+from web.browsing import (
+    check_accessibility,
+    confirm,
+    elsewhere,
+    expects,
+    heading,
+    opened,
+    press,
+    sign_in,
+    told,
+)
 from web.serving import Served, create_token, on_store, revoked
 
 WATCHDOG = 240.0
@@ -77,6 +86,7 @@ class TestPayloads:
 
 class TestConflicts:
     def test_a_form_does_not_undo_a_change_of_somebody_else(self, page, server, callee):
+        expects(page, 412)
         server.service("shared", callee.url("/ok"))
         page.go("services/shared")
         press(page, "Edit")
@@ -90,6 +100,7 @@ class TestConflicts:
         assert (found["rate"], found["concurrency"]) == (7, 100)
 
     def test_a_pause_does_not_undo_a_change_of_somebody_else(self, page, server):
+        expects(page, 412)
         path, body = "/v1/schedules/shared", {"service": "mail", "interval": 3600}
         server.put(path, body)
         page.go("schedules/shared")
@@ -103,6 +114,7 @@ class TestConflicts:
 
     @pytest.mark.parametrize("kind", ["service", "schedule"])
     def test_a_new_one_does_not_replace_one_of_its_name(self, page, server, callee, kind):
+        expects(page, 412)
         server.put("/v1/schedules/mail", {"service": "mail", "interval": 3600})
         page.go(f"{kind}s")
         press(page, f"New {kind}")
@@ -134,6 +146,92 @@ class TestSearch:
             page.close()
 
 
+class TestAccess:
+    def test_sign_in_rights_and_sign_out(self, browser, tmp_path, callee):
+        with (
+            Served(
+                "--store", f"sqlite:///{tmp_path}/tasks.db", "--allow-private-targets", cwd=tmp_path
+            ) as own,
+            opened(browser, own.url) as page,
+        ):
+            expects(page, 401)
+            page.go("tokens")
+            press(page, "New token")
+            page.get_by_label("Name", exact=True).fill("operator")
+            confirm(page, "Create")
+            admin = page.get_by_label("Token", exact=True).inner_text()
+            confirm(page, "Done")
+            heading(page, "Sign in")
+            sign_in(page, "tw_000000000000_" + "x" * 43)
+            expect(page.get_by_role("alert")).to_contain_text("unknown")
+            check_accessibility(page)
+            sign_in(page, admin)
+            heading(page, "Tokens")
+            expect(page.locator("#top")).to_contain_text("operator")
+            cookies = page.context.cookies(f"{own.url}/v1/session")
+            assert [(one["httpOnly"], one["sameSite"], one["path"]) for one in cookies] == [
+                (True, "Strict", "/v1")
+            ]
+            own.service("mail", callee.url("/ok"), token=admin, enabled=False)
+            task = own.submit("mail", token=admin)["id"]
+            reader, writer = (
+                own.post(
+                    "/v1/tokens",
+                    {"name": f"may {scope}", "scopes": [scope], "namespace": "*"},
+                    token=admin,
+                    status=201,
+                ).json
+                for scope in ("read", "submit")
+            )
+            for rate in range(1, 51):  # more changes than a page of the audit log has
+                own.service("mail", callee.url("/ok"), token=admin, enabled=False, rate=rate)
+            page.go(f"tasks/{task}")
+            press(page, "Run now")
+            told(page, "due now")
+            page.go("audit")
+            expect(page.locator("tbody tr")).to_have_count(50)
+            expect(page.locator("tbody")).not_to_contain_text("token.create")
+            press(page, "Older")
+            expect(page.locator("tbody")).to_contain_text("token.create")
+            press(page, "Sign out")
+            sign_in(page, writer["token"])
+            heading(page, "This token may not read")
+            expect(page.get_by_role("link", name="Tasks")).to_have_count(0)
+            press(page, "Sign out")
+            sign_in(page, admin)
+            page.get_by_role("link", name="Tokens").click()
+            press(page, "Revoke may submit")
+            confirm(page, "Revoke")
+            told(page, "Revoked")
+            expect(page.get_by_role("row").filter(has_text="may submit")).to_have_count(0)
+            own.get("/v1/session", token=writer["token"], status=401)
+            press(page, "Sign out")
+            page.go("sign-in")  # where the lab sends a reader
+            sign_in(page, reader["token"])
+            expect(page.get_by_role("region", name="Figures")).to_be_visible()
+            page.go(f"tasks/{task}")
+            heading(page, task)
+            expect(page.get_by_role("button", name="Run now")).to_have_count(0)
+            expect(page.get_by_role("link", name="Tokens")).to_have_count(0)
+            own.delete(f"/v1/tokens/{reader['id']}", token=admin, status=204)
+            heading(page, "Sign in")
+
+    def test_after_a_restart_the_page_is_live_again(self, browser, tmp_path):
+        options = ("--store", f"sqlite:///{tmp_path}/tasks.db", "--allow-private-targets")
+        with Served(*options, cwd=tmp_path) as first, opened(browser, first.url) as page:
+            expects(page, 0, 503)
+            listen = "{}:{}".format(*first.address)
+            page.go("")
+            expect(page.locator(".live")).to_have_text("Live")
+            first.stop()
+            expect(page.locator(".live")).to_have_text("Reconnecting …")
+            with Served(*options, cwd=tmp_path, listen=listen) as second:
+                expect(page.locator(".live")).to_have_text("Live")
+                second.service("later")
+                expect(page.locator("tbody").first).to_contain_text("later")
+                page.close()
+
+
 class TestSessions:
     def test_a_token_that_ends_while_the_server_is_away_is_not_tried_for_ever(
         self, browser, tmp_path
@@ -141,6 +239,7 @@ class TestSessions:
         url = f"sqlite:///{tmp_path}/tasks.db"
         first, second = token_in(url), token_in(url)
         with Served("--store", url, cwd=tmp_path) as own, opened(browser, own.url) as page:
+            expects(page, 0, 401, 503)
             asked = []
             page.on("request", lambda one: "/v1/live" in one.url and asked.append(one.url))
             page.go("services")
@@ -165,6 +264,7 @@ class TestSessions:
         url = f"sqlite:///{tmp_path}/tasks.db"
         anywhere, shop = token_in(url), token_in(url, namespace="shop")
         with Served("--store", url, cwd=tmp_path) as own, opened(browser, own.url) as page:
+            expects(page, 401, 403)
             page.go("services")
             sign_in(page, anywhere)
             press(page, "namespace")
@@ -181,6 +281,7 @@ class TestSessions:
         url = f"sqlite:///{tmp_path}/tasks.db"
         token = token_in(url)
         with Served("--store", url, cwd=tmp_path) as own, opened(browser, own.url) as page:
+            expects(page, 401)
             page.go("")
             heading(page, "Sign in")
             page.route("**/v1/session", without_cookies)
@@ -188,19 +289,8 @@ class TestSessions:
             expect(page.get_by_role("alert")).to_contain_text("allow cookies")
 
 
-def elsewhere(call, *arguments, **options):
-    """Call a function on another thread: the browser's driver has an event loop in this one."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(call, *arguments, **options).result()
-
-
 def token_in(url, **options):
     return elsewhere(create_token, url, "read", **options)
-
-
-def sign_in(page, token):
-    page.get_by_label("Token").fill(token)
-    press(page, "Sign in")
 
 
 def without_cookies(route):

@@ -11,10 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from playwright.sync_api import expect
 
 import servers
 from tickwheel.web import embedded
 from tickwheel.web.embedded import uvicorn_stops
+from web.browsing import confirm, elsewhere, expects, opened, press, sign_in
 from web.serving import create_token
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,6 +36,11 @@ urlpatterns = [path("own", lambda request: HttpResponse("own page"))]
 FASTAPI = "with_fastapi:web"
 DJANGO = "mysite.asgi:application"
 SECONDS = 60
+NAME = '<img src=x onerror="document.title=1"> \u05e9\u05dc\u05d5\u05dd \U0001f480 ?#%2F'
+SUBMIT = """async (service) => {
+    const { post } = await import(new URL("static/api.js", document.baseURI));
+    return (await post("v1/tasks", { service, delay: 3600 })).id;
+}"""
 
 
 @pytest.fixture
@@ -80,7 +87,7 @@ def ask(address, path, token=None):
 
 @pytest.mark.parametrize("application", [FASTAPI, DJANGO])
 def test_a_page_that_is_open_does_not_keep_the_server_from_stopping(site, application):
-    token = create_token(f"sqlite:///{site}/orders.db", "read")
+    token = elsewhere(create_token, f"sqlite:///{site}/orders.db", "read")
     with served(site, application) as (process, address):
         assert b"static/dashboard.js" in ask(address, "/jobs/")[2]
         assert ask(address, "/jobs/static/dashboard.js")[0] == 200
@@ -95,6 +102,29 @@ def test_a_page_that_is_open_does_not_keep_the_server_from_stopping(site, applic
         assert process.wait(SECONDS) in (0, -signal.SIGTERM)
 
 
+def test_a_task_is_cancelled_in_a_browser_below_the_mount(site, browser):
+    functions = f"@app.task\ndef run():\n    pass\n\n\napp.task(name={NAME!r})(lambda: None)\n"
+    module = site / "with_fastapi.py"
+    module.write_text(f"{module.read_text()}\n\n{functions}")
+    token = elsewhere(create_token, f"sqlite:///{site}/orders.db", "admin")
+    with served(site, FASTAPI) as (_, address):
+        url = "http://{}:{}/jobs".format(*address)
+        with opened(browser, url) as page:
+            expects(page, 401)
+            page.go("services")
+            sign_in(page, token)
+            expect(page.get_by_role("link", name=NAME)).to_be_visible()  # as text
+            task = page.evaluate(SUBMIT, "run")
+            page.go(f"tasks/{task}")
+            press(page, "Cancel")
+            confirm(page, "Cancel the task")
+            expect(page.locator(".page-head .pill")).to_have_text("cancelled")
+            assert {one["path"] for one in page.context.cookies(f"{url}/v1/session")} == {
+                "/jobs/v1"
+            }
+            page.close()
+
+
 def test_django_answers_what_is_not_below_the_mount(site):
     with served(site, DJANGO) as (_, address):
         assert ask(address, "/own")[2] == b"own page"
@@ -105,7 +135,7 @@ def test_a_stream_ends_after_a_while_on_a_server_that_tells_nothing(site):
     text = "from tickwheel.web import embedded\nembedded.STREAM_SECONDS = 0.5\n"
     module = site / "with_fastapi.py"
     module.write_text(text + module.read_text())
-    token = create_token(f"sqlite:///{site}/orders.db", "read")
+    token = elsewhere(create_token, f"sqlite:///{site}/orders.db", "read")
     with served(site, FASTAPI) as (_, address):
         assert b"retry: " in ask(address, "/jobs/v1/live", token)[2]
 

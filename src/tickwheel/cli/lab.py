@@ -65,14 +65,20 @@ def serve_page(listen: str) -> int:
     """Serve the lab until Ctrl-C."""
     import uvicorn  # noqa: PLC0415
 
-    from tickwheel.config import LISTEN  # noqa: PLC0415
+    from tickwheel.config import LISTEN, Listen  # noqa: PLC0415
     from tickwheel.web.lab import LabApp  # noqa: PLC0415
+    from tickwheel.web.metrics_listener import bind_listener  # noqa: PLC0415
 
     try:
         address = LISTEN.parse(listen)
     except ValueError:
         message = f"must be {LISTEN.expected}, got {listen!r:.100}"
         raise click.BadParameter(message, param_hint="--listen") from None
-    print_line(f"the lab is at http://{address}/lab (Ctrl-C to stop)", err=True)
-    uvicorn.run(LabApp(), host=address.host, port=address.port, log_level="warning")
+    try:
+        listener = bind_listener(address)
+    except OSError as error:
+        raise click.BadParameter(str(error), param_hint="--listen") from None
+    here = Listen(address.host, listener.getsockname()[1])
+    print_line(f"the lab is at http://{here}/lab (Ctrl-C to stop)", err=True)
+    uvicorn.Server(uvicorn.Config(LabApp(), log_level="warning")).run(sockets=[listener])
     return 0

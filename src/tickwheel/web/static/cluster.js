@@ -12,7 +12,7 @@ export function cluster(page, { signal }) {
 }
 
 function drainButton(node) {
-  const drains = node.state === "draining";
+  const drains = ["draining", "drained"].includes(node.state);
   if (!drains && node.state !== "active") return null;
   const path = `v1/nodes/${encodeURIComponent(node.name)}/drain`;
   return h("button", { type: "button", "aria-label": `${drains ? "Undrain" : "Drain"} ${node.name}`, onclick: async () => {

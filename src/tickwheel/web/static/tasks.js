@@ -40,8 +40,9 @@ function list(page, context, kind) {
     all.checked = selected.size > 0 && selected.size === body.children.length;
   };
   all.addEventListener("change", () => {
+    const wanted = all.checked; // each click decides anew whether all are selected
     for (const box of body.querySelectorAll("input[type=checkbox]")) {
-      if (box.checked !== all.checked) box.click();
+      if (box.checked !== wanted) box.click();
     }
   });
 
