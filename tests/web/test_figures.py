@@ -28,7 +28,8 @@ def stats(node, number, **more):
     }  # fmt: skip
     return figures_of({
         "node": node, "nodes": 3, "uptime": 5.0, "version": "1", "owned": number, "held": number,
-        "waiting": 0, "running": 1, "submitted": 100 * number, "sent": 7, "unready": [],
+        "waiting": 0, "running": 1, "submitted": 100 * number, "submitted_here": number, "sent": 7,
+        "unready": [],
         "ended": {"finish": number, f"only-{node}": 1}, "lateness": summary(histogram(number)),
         "stalled": {"owner": float(number)}, "services": {"mail": service, f"mail-{node}": service},
         "wheel": [{"level": 1, "tick": 1, "size": 2, "pointer": number, "counts": [number, 1]}],

@@ -134,6 +134,36 @@ class TestMessages:
         found = watch("namespace=shop&limit=12", token=anywhere)
         assert [*found["figures"][0]["stats"]["services"]] == ["of-shop"]
 
+    def test_a_reader_of_one_namespace_sees_no_totals_of_others(self, api, watch):
+        api.token("admin")
+        for namespace in ("default", "shop"):
+            api.service("mail", enabled=False, token=api.token("admin", namespace=namespace))
+        for namespace in ("default", "default", "shop"):
+            api.submit(delay=30, token=api.token("submit", namespace=namespace))
+        reader = api.token("read", namespace="shop")
+        found = watch("limit=12", token=reader)
+        stats = found["figures"][-1]["stats"]
+        assert (stats["submitted"], stats["submitted_here"]) == (1, 1)
+        assert [stats[name] for name in ("held", "sent", "ended")] == [None] * 3
+        assert stats["wheel"] == []
+        assert not {"store", "wheel"} & found.keys()
+        assert [sum(one["counts"]) for one in found["due"][0]] == [1, 1, 1, 1]
+        anywhere = watch("limit=12", token=api.token("read"))
+        stats = anywhere["figures"][-1]["stats"]
+        assert (stats["submitted"], stats["submitted_here"]) == (3, 2)
+        assert anywhere["store"] == [{"live": 3, "final": 0}]
+
+    def test_after_an_idle_time_the_first_messages_are_new(self, api, watch, monkeypatch):
+        monkeypatch.setattr(live, "COUNT_TURNS", 1)
+        api.service("mail", enabled=False)
+        watch()
+        for _ in range(3):
+            api.submit(delay=30)
+        found = watch("limit=12")
+        assert found["history"][0]["rows"]
+        assert {count["live"] for count in found["store"]} == {3}
+        assert {one["stats"]["submitted"] for one in found["figures"]} == {3}
+
     def test_other_servers_are_asked_for_the_readers_namespace_only(self, serve, postgres_url):
         anywhere = create_token(postgres_url, "read")
         one, _ = (serve(store=postgres_url) for _ in range(2))
@@ -162,7 +192,7 @@ class TestEnd:
     def test_the_sampler_stops_when_nobody_watches(self, api, watch):
         watch()
         assert api.app.live.streams == 0
-        assert api.app.live._samplers[""]._running is None
+        assert api.app.live._samplers[None]._running is None
 
     def test_one_sampler_serves_all_readers(self, api, watch, monkeypatch):
         reads = []
@@ -178,7 +208,7 @@ class TestEnd:
             async def one():
                 chunks = []
                 call = live.Call(api.app, access, {}, None, {}, "r", {})
-                async for chunk in api.app.live.watch(call, "", 12):
+                async for chunk in api.app.live.watch(call, 12):
                     chunks.append(chunk)
                 return chunks
 

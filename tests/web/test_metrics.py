@@ -201,3 +201,23 @@ def test_a_running_call_is_counted(api, receiver):
     for task_id in (first, second):
         api.task_in(task_id, "finished")
     assert value(scraped(api), "tickwheel_service_under_way", service="mail") == 0
+
+
+@pytest.mark.parametrize("path", ["/v1/stats", "/v1/wheel", "/v1/stats?scope=cluster", "/metrics"])
+def test_one_namespace_sees_nothing_change_when_another_submits(api, path):
+    def seen(namespace):
+        answer = api.get(path, headers={"tickwheel-namespace": namespace}, status=200)
+        text = re.sub(
+            r'uptime[^,\n]*|"seconds[^,]*|tickwheel_look_seconds.*', "", answer.body.decode()
+        )
+        return re.sub(r"tickwheel_(clock_offset|sqlite_log).*", "", text)
+
+    for namespace in ("shop", "other"):
+        api.put("/v1/services/mail", {"endpoint": "http://127.0.0.1:9/"}, status=201,
+                headers={"tickwheel-namespace": namespace})  # fmt: skip
+    before = seen("shop")
+    body = {"service": "mail", "delay": 30}
+    api.post("/v1/tasks", body, headers={"tickwheel-namespace": "other"}, status=201)
+    api.until(lambda: api.node.horizon.entries)
+    assert seen("shop") == before
+    assert ("mail" in before) == (path != "/v1/wheel")

@@ -37,7 +37,7 @@ class Snapshot(NamedTuple):
 
     def _rate(self, before: Snapshot, name: str) -> float | None:
         passed = self.at - before.at
-        if passed <= 0 or name not in self.stats:
+        if passed <= 0 or self.stats.get(name) is None:
             return None
         more = total(self.stats[name]) - total(before.stats.get(name, 0))
         return max(0.0, more) / passed  # negative after the server has restarted
@@ -129,7 +129,7 @@ def figures(before: Snapshot, after: Snapshot) -> Text:
         _add(text, "up ", format_duration(after.stats["uptime"]))
     text.append("\n")
     for name in ("held", "waiting", "running", "owned"):
-        if name in after.stats:
+        if after.stats.get(name) is not None:
             shards = " shards" if name == "owned" else ""
             _add(text, f"{name} ", f"{int(total(after.stats[name])):,}{shards}")
     stored = after.stats.get("store")
@@ -180,7 +180,9 @@ def levels(snapshot: Snapshot) -> Table:
         name = Text(escape_controls(f"level {level.get('level', '?')}"), style="bold")
         table.add_row(name, Text(f"tick {format_tick(level.get('tick'))}"), tasks, Bars(bars))
     if not table.row_count:
-        table.add_row(Text("the wheel is empty", style="bright_black"))
+        hidden = "held" in snapshot.wheel and snapshot.wheel["held"] is None
+        why = "the wheel is shown to tokens of all namespaces" if hidden else "the wheel is empty"
+        table.add_row(Text(why, style="bright_black"))
     return table
 
 

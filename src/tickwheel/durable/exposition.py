@@ -86,14 +86,16 @@ def collect_families(
     """Return the metrics of a node.
 
     - `counts` are the numbers of tasks in the store, or None if it does not answer.
-    - `within` limits the metrics of services to one namespace.
+    - `within` limits the metrics of services to one namespace, and leaves out the totals of all.
     - `worker` is the number of the process if there are several.
     """
     metrics = Collector(worker)
-    add_tasks(metrics, node, counts)
+    add_process(metrics, node, counts)
     add_health(metrics, node)
     add_services(metrics, node, within)
-    add_wheel(metrics, node)
+    if within is None:
+        add_tasks(metrics, node, counts)
+        add_wheel(metrics, node)
     return metrics.families
 
 
@@ -105,56 +107,13 @@ def exposition(families: Iterable[Family]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def add_tasks(metrics: Collector, node: Node, counts: Counts | None) -> None:
-    """Add the metrics of tasks and of the store."""
+def add_process(metrics: Collector, node: Node, counts: Counts | None) -> None:
+    """Add the metrics of the process, and of the store as a whole."""
     metrics.add("gauge", "tickwheel_info", "What runs here.", [({"version": __version__}, 1)])
     metrics.add("gauge", "tickwheel_uptime_seconds", "Since the start.", [({}, node.uptime())])
-    metrics.add(
-        "counter", "tickwheel_submitted_total", "Tasks stored by this process.",
-        [({}, node.submit.submitted)],
-    )  # fmt: skip
-    metrics.add(
-        "counter", "tickwheel_sent_total", "Attempts begun by this process.",
-        [({}, node.dispatch.sent)],
-    )  # fmt: skip
-    metrics.add(
-        "counter", "tickwheel_attempts_ended_total", "Attempts ended, by how.",
-        [
-            ({"event": event}, count)
-            for event, count in node.feedback.event_counts.items()
-            if (State.RUNNING, event) in TRANSITIONS
-        ],
-    )  # fmt: skip
-    metrics.add_histograms(
-        "tickwheel_lateness_seconds", "How long after its due time an attempt began.",
-        [({}, node.dispatch.lateness)],
-    )  # fmt: skip
-    metrics.add_shared(
-        "gauge", "tickwheel_tasks", "Tasks in the store; an estimate from 100,000 on.",
-        [({"state": state}, count) for state, count in (counts or {}).items()],
-    )  # fmt: skip
     metrics.add_shared(
         "gauge", "tickwheel_store_up", "Whether the store answers.", [({}, counts is not None)]
     )
-    entries, waiting = len(node.horizon.entries), node.horizon.all_waiting()
-    metrics.add(
-        "gauge", "tickwheel_pending", "Tasks in this process's memory, by where they are.",
-        [
-            ({"state": "wheel"}, max(0, entries - waiting)),
-            ({"state": "ready"}, waiting),
-            ({"state": "running"}, len(node.dispatch.running)),
-            ({"state": "unrecorded"}, len(node.feedback.unrecorded)),
-        ],
-    )  # fmt: skip
-    if (calls := getattr(node.channels.get("http"), "calls", None)) is not None:
-        metrics.add(
-            "gauge", "tickwheel_calls_free", "Calls of services that may still begin (max_calls).",
-            [({}, calls.free)],
-        )  # fmt: skip
-    metrics.add(
-        "gauge", "tickwheel_payload_bytes", "Bytes of the payloads of calls under way.",
-        [({}, node.dispatch.payloads.total)],
-    )  # fmt: skip
     metrics.add(
         "gauge", "tickwheel_look_seconds", "What the last look for due tasks took, by kind.",
         [({"kind": kind}, seconds) for kind, seconds in node.loader.seconds.items()],
@@ -176,6 +135,53 @@ def add_tasks(metrics: Collector, node: Node, counts: Counts | None) -> None:
     metrics.add(
         "gauge", "tickwheel_clock_offset_seconds", "How far the store's clock is ahead of ours.",
         [({}, getattr(node.store, "offset_ms", 0.0) / 1000)],
+    )  # fmt: skip
+
+
+def add_tasks(metrics: Collector, node: Node, counts: Counts | None) -> None:
+    """Add the metrics of tasks, in this process and in the store."""
+    metrics.add(
+        "counter", "tickwheel_submitted_total", "Tasks stored by this process.",
+        [({}, node.submit.submitted.total())],
+    )  # fmt: skip
+    metrics.add(
+        "counter", "tickwheel_sent_total", "Attempts begun by this process.",
+        [({}, node.dispatch.sent)],
+    )  # fmt: skip
+    metrics.add(
+        "counter", "tickwheel_attempts_ended_total", "Attempts ended, by how.",
+        [
+            ({"event": event}, count)
+            for event, count in node.feedback.event_counts.items()
+            if (State.RUNNING, event) in TRANSITIONS
+        ],
+    )  # fmt: skip
+    metrics.add_histograms(
+        "tickwheel_lateness_seconds", "How long after its due time an attempt began.",
+        [({}, node.dispatch.lateness)],
+    )  # fmt: skip
+    metrics.add_shared(
+        "gauge", "tickwheel_tasks", "Tasks in the store; an estimate from 100,000 on.",
+        [({"state": state}, count) for state, count in (counts or {}).items()],
+    )  # fmt: skip
+    entries, waiting = len(node.horizon.entries), node.horizon.all_waiting()
+    metrics.add(
+        "gauge", "tickwheel_pending", "Tasks in this process's memory, by where they are.",
+        [
+            ({"state": "wheel"}, max(0, entries - waiting)),
+            ({"state": "ready"}, waiting),
+            ({"state": "running"}, len(node.dispatch.running)),
+            ({"state": "unrecorded"}, len(node.feedback.unrecorded)),
+        ],
+    )  # fmt: skip
+    if (calls := getattr(node.channels.get("http"), "calls", None)) is not None:
+        metrics.add(
+            "gauge", "tickwheel_calls_free", "Calls of services that may still begin (max_calls).",
+            [({}, calls.free)],
+        )  # fmt: skip
+    metrics.add(
+        "gauge", "tickwheel_payload_bytes", "Bytes of the payloads of calls under way.",
+        [({}, node.dispatch.payloads.total)],
     )  # fmt: skip
 
 

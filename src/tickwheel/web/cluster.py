@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from tickwheel.durable.exposition import MEDIA_TYPE, exposition, store_counts
+from tickwheel.durable.metrics import summary
 from tickwheel.values.task import namespace_of
 from tickwheel.web import schemas, views
 from tickwheel.web.figures import Stats, Wheel, merge, stats_of, wheel_of
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from tickwheel.web.app import App
     from tickwheel.web.figures import Figures
 
+BY_SERVICE = ("running", "waiting")  # the figures of a node that are sums over its services
 NO_STORE = [(b"cache-control", b"no-store")]
 
 
@@ -58,7 +60,7 @@ async def shards(call: Call) -> Reply:
 async def wheel(call: Call) -> Reply:
     """Return the wheel of this node, level by level, or the sum of several nodes' wheels."""
     if call.query.scope == "node":
-        return Reply(own_wheel(call.app))
+        return Reply(own_wheel(call.app, call.access.within))
     return Reply(await merged_figures(call, Wheel))
 
 
@@ -66,44 +68,58 @@ async def stats(call: Call) -> Reply:
     """Return the statistics of one or several nodes, and the numbers of tasks in the store."""
     if call.query.scope == "server":  # for other nodes: one of them reads the store
         return Reply(await merged_figures(call, Stats))
-    store = await call.scheduler.counts()
+    within = call.access.within
+    store = await call.scheduler.counts() if within is None else None
     if call.query.scope == "node":
-        return Reply({**own_stats(call.app, call.access.namespace), "store": store})
+        return Reply({**own_stats(call.app, within), "store": store})
     found = msgspec.structs.asdict(await merged_figures(call, Stats))
     return Reply({**found, "store": store})
 
 
-def own_wheel(app: App) -> schemas.Wheel:
-    """Return the wheel of this process."""
+def own_wheel(app: App, within: str | None) -> schemas.Wheel:
+    """Return the wheel of this process; it holds tasks of all namespaces, so none shows it."""
+    if within is not None:
+        return schemas.Wheel([], None, None)
     horizon = app.node.horizon
     return schemas.Wheel(horizon.wheel.snapshot(), len(horizon.entries), horizon.all_waiting())
 
 
-def own_stats(app: App, namespace: str) -> dict[str, Any]:
-    """Return the statistics of this process, with the services of one namespace."""
+def own_stats(app: App, within: str | None) -> dict[str, Any]:
+    """Return the statistics of this process.
+
+    With `within`, they are those of one namespace, and what is not counted by namespace is left
+    out. Without it, the services are those of the default one, and the rest is of all namespaces.
+    """
     found = app.node.stats()
     found["services"] = {
         views.local_name(name): figures
         for name, figures in found["services"].items()
-        if namespace_of(name) == namespace
+        if namespace_of(name) == (within or "")
     }
+    found["submitted_here"] = app.node.submit.submitted[within or ""]
+    if within is not None:
+        found |= {
+            **{name: sum(one[name] for one in found["services"].values()) for name in BY_SERVICE},
+            "submitted": found["submitted_here"], "sent": None, "held": None, "ended": None,
+            "lateness": summary(None), "wheel": [],
+        }  # fmt: skip
     return {**found, "uptime": app.uptime(), "version": app.version}
 
 
-def own_figures(app: App, kind: str, namespace: str) -> Stats | Wheel:
+def own_figures(app: App, kind: str, within: str | None) -> Stats | Wheel:
     """Return the figures of this process, to be merged with others."""
     if kind == Wheel.__name__:
-        return wheel_of(app.node.name, own_wheel(app))
-    return stats_of(own_stats(app, namespace))
+        return wheel_of(app.node.name, own_wheel(app, within))
+    return stats_of(own_stats(app, within))
 
 
 async def merged_figures(call: Call, kind: type[Figures]) -> Figures:
     """Return the figures of this server's workers, or of the whole cluster."""
-    namespace = call.access.namespace
-    own = [cast("Figures", own_figures(call.app, kind.__name__, namespace))]
+    within = call.access.within
+    own = [cast("Figures", own_figures(call.app, kind.__name__, within))]
     if call.app.worker_metrics is not None:
         decoder = msgspec.json.Decoder(kind)
-        own += await call.app.worker_metrics.figures_of_others(kind.__name__, namespace, decoder)
+        own += await call.app.worker_metrics.figures_of_others(kind.__name__, within, decoder)
     if call.query.scope == "server":
         return merge(own)
     path = f"/v1/{kind.__name__.lower()}"

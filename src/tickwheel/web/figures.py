@@ -6,7 +6,7 @@ Merging is associative: a server merges its workers, and any node merges the ser
 from __future__ import annotations
 
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import msgspec
 from msgspec import Struct, field
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 BREAKER_ORDER = (str(BreakerState.CLOSED), str(BreakerState.HALF_OPEN), str(BreakerState.OPEN))
 SUMMED = ("owned", "held", "waiting", "running", "submitted", "sent")
+HERE = "submitted_here"
 
 
 class Durations(Struct):
@@ -57,25 +58,30 @@ class Wheel(Struct):
     """The wheels of several nodes as one: equal slots have equal due times."""
 
     levels: list[Level]
-    held: int
-    waiting: int
+    held: int | None
+    waiting: int | None
     by_node: list[NodeFigures]
 
 
 class Stats(Struct):
-    """The statistics of several nodes as one; `node`, `uptime` and `version` are the first's."""
+    """The statistics of several nodes as one; `node`, `uptime` and `version` are the first's.
+
+    Those of one namespace lack what is not counted by namespace. `submitted_here` is of one
+    namespace always.
+    """
 
     node: str
     nodes: int
     uptime: float
     version: str
     owned: int
-    held: int
+    held: int | None
     waiting: int
     running: int
     submitted: int
-    sent: int
-    ended: dict[str, int]
+    submitted_here: int
+    sent: int | None
+    ended: dict[str, int] | None
     lateness: Durations
     unready: list[str]
     stalled: dict[str, float]
@@ -119,8 +125,8 @@ def merge_wheels(parts: Sequence[Wheel]) -> Wheel:
     """Merge wheels."""
     return Wheel(
         merge_levels([part.levels for part in parts]),
-        sum(part.held for part in parts),
-        sum(part.waiting for part in parts),
+        add_known(part.held for part in parts),
+        add_known(part.waiting for part in parts),
         [row for part in parts for row in part.by_node],
     )
 
@@ -134,7 +140,7 @@ def merge_stats(parts: Sequence[Stats]) -> Stats:
         nodes=first.nodes,
         uptime=first.uptime,
         version=first.version,
-        **{name: sum(getattr(part, name) for part in parts) for name in SUMMED},
+        **{name: add_known(getattr(part, name) for part in parts) for name in (*SUMMED, HERE)},
         ended=add_counts(part.ended for part in parts),
         lateness=merge_durations([part.lateness for part in parts]),
         unready=[*dict.fromkeys(reason for part in parts for reason in part.unready)],
@@ -189,10 +195,18 @@ def merge_levels(wheels: Sequence[Sequence[Level]]) -> list[Level]:
     return [merged[key] for key in sorted(merged)]
 
 
-def add_counts(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Add counters by name."""
+def add_known(parts: Iterable[int | None]) -> Any:
+    """Add numbers; None if one is left out."""
+    known = [*parts]
+    return None if None in known else sum(cast("list[int]", known))
+
+
+def add_counts(parts: Iterable[Mapping[str, int] | None]) -> dict[str, int] | None:
+    """Add counters by name; None if those of one part are left out."""
     added: dict[str, int] = {}
     for part in parts:
+        if part is None:
+            return None
         for name, count in part.items():
             added[name] = added.get(name, 0) + count
     return added

@@ -5,8 +5,9 @@ misses messages and costs no memory; a reader that takes none for a while is dro
 a namespace runs while somebody watches it, and reads the figures of the whole cluster.
 
 - `figures`: the statistics of all nodes, rates and lateness of the last seconds
-- `store`: the numbers of tasks in the store
-- `wheel`: the wheel alone, several times a second, if this process is the only node
+- `store`: the numbers of tasks in the store; not for one namespace
+- `wheel`: the wheel alone, several times a second, if this process is the only node; not for one
+  namespace
 - `cluster`: nodes and owners of shards, when they change
 - `due`: how many tasks are due in the next minute, hour, day and week
 - `history`: rates and lateness of the last minutes, for a new reader, whose other first messages
@@ -94,11 +95,14 @@ class Watcher:
 
 
 class Sampler:
-    """Reads the figures of one namespace, and gives them to those who watch."""
+    """Reads the figures for one access, and gives them to those who watch.
 
-    def __init__(self, app: App, namespace: str) -> None:
+    - `within`: the namespace that confines its readers; None: they see the totals of all.
+    """
+
+    def __init__(self, app: App, within: str | None) -> None:
         self._app = app
-        self._namespace = namespace
+        self._within = within
         self._clock = SystemClock()
         self._watchers: list[Watcher] = []
         self._latest: dict[str, bytes] = {}
@@ -112,14 +116,16 @@ class Sampler:
 
     def add(self, watcher: Watcher) -> None:
         """Give a new reader the history and the latest messages, and start to sample."""
+        starts = self._running is None or self._running.done()
+        if starts:  # what is known is of the time before: only the history still holds
+            self._latest.clear()
+            self._samples.clear()
         known = {"at": self._app.now_ms(), "rows": [*self._history]}
         watcher.put("history", message("history", known))
         for name, latest in self._latest.items():
             watcher.put(name, latest)
         self._watchers.append(watcher)
-        if self._running is None or self._running.done():
-            self._latest.clear()  # of the time before
-            self._samples.clear()
+        if starts:
             self._running = asyncio.ensure_future(self._run())
 
     def remove(self, watcher: Watcher) -> None:
@@ -150,8 +156,8 @@ class Sampler:
         """Send what is new."""
         now_ms = self._app.now_ms()
         if turn % TURNS:
-            if self._alone:
-                wheel = own_wheel(self._app)
+            if self._alone and self._within is None:
+                wheel = own_wheel(self._app, None)
                 self._send("wheel", {"at": now_ms, "levels": wheel.levels})
             return
         self._drop_refused(now_ms)
@@ -162,7 +168,9 @@ class Sampler:
         self._alone = len(stats.by_node) == 1
         self._add_sample(stats)
         self._send("figures", self._figures(now_ms, stats))
-        if turn % COUNT_TURNS == 0:  # after the figures: with many tasks, a count takes longest
+        if (
+            turn % COUNT_TURNS == 0 and self._within is None
+        ):  # after the figures: with many tasks, a count takes longest
             self._send("store", await store_counts(call.app.node.store))
         if turn % CLUSTER_TURNS == 0:
             await self._send_cluster(call)
@@ -175,7 +183,9 @@ class Sampler:
         """
         newest = self._watchers[-1].call
         query = schemas.ReadFigures(scope="cluster")
-        headers = {**newest.headers, b"tickwheel-namespace": (self._namespace or DEFAULT).encode()}
+        headers = dict(newest.headers)
+        if self._within is not None:
+            headers[b"tickwheel-namespace"] = (self._within or DEFAULT).encode()
         return Call(self._app, newest.access, {}, query, headers, newest.request_id, newest.scope)
 
     def _drop_refused(self, now_ms: float) -> None:
@@ -185,8 +195,9 @@ class Sampler:
                 watcher.close()
 
     def _add_sample(self, stats: Stats) -> None:
-        counts = {name: stats.ended.get(name, 0) for name in ENDED}
-        counts |= {"submitted": stats.submitted, "sent": stats.sent}
+        counts = {"submitted": stats.submitted}
+        if stats.sent is not None and stats.ended is not None:
+            counts |= {"sent": stats.sent, **{name: stats.ended.get(name, 0) for name in ENDED}}
         late = [count for _, count in stats.lateness.buckets] or [0] * (len(BOUNDS) + 1)
         nodes = tuple(row.name for row in stats.by_node if row.error is None)
         sample = Sample(self._clock.time(), nodes, counts, late)
@@ -226,20 +237,21 @@ class Sampler:
 
 
 class Live:
-    """The samplers, by namespace."""
+    """The samplers, by the namespace that confines their readers."""
 
     def __init__(self, app: App) -> None:
         self._app = app
         self._clock = SystemClock()
-        self._samplers: dict[str, Sampler] = {}
+        self._samplers: dict[str | None, Sampler] = {}
         self.lifetime: float | None = None  # seconds after which a stream ends; None: never
         self.streams = 0
 
-    async def watch(self, call: Call, namespace: str, limit: int | None) -> AsyncIterator[bytes]:
+    async def watch(self, call: Call, limit: int | None) -> AsyncIterator[bytes]:
         """Yield messages until the reader is gone, or `limit` times."""
-        sampler = self._samplers.get(namespace)
+        within = call.access.within
+        sampler = self._samplers.get(within)
         if sampler is None:
-            sampler = self._samplers[namespace] = Sampler(self._app, namespace)
+            sampler = self._samplers[within] = Sampler(self._app, within)
         watcher = Watcher(call)
         sampler.add(watcher)
         self.streams += 1
@@ -252,8 +264,8 @@ class Live:
         finally:
             self.streams -= 1
             sampler.remove(watcher)
-            if not sampler and self._samplers.get(namespace) is sampler and namespace:
-                del self._samplers[namespace]
+            if not sampler and self._samplers.get(within) is sampler and within:
+                del self._samplers[within]
 
     def close(self) -> None:
         """End all streams: the server stops."""
@@ -298,7 +310,7 @@ async def live(call: Call) -> Reply:
         raise HttpError("overloaded", f"a server has up to {MAX_STREAMS} streams: try again later")
     if query.namespace is not None:  # a browser's stream cannot have the header
         call.access = call.access.within_namespace(query.namespace)
-    chunks = call.app.live.watch(call, call.access.namespace, query.limit)
+    chunks = call.app.live.watch(call, query.limit)
     headers = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
     return Reply(None, headers=headers, media=EVENT_STREAM, chunks=chunks)
 

@@ -18,7 +18,8 @@ def app_families(
 ) -> list[Family]:
     """Return all metrics of a server's process; the arguments are those of `collect_families`."""
     requests = Collector(worker)
-    add_requests(requests, app)
+    if within is None:
+        add_requests(requests, app)
     return [*collect_families(app.node, counts, within, worker), *requests.families]
 
 

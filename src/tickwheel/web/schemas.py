@@ -615,8 +615,8 @@ class Wheel(Output, frozen=True):
     """The wheel of one node, or the sum of several: one dictionary for each level."""
 
     levels: list[dict[str, Any]]
-    held: int
-    waiting: int
+    held: int | None
+    waiting: int | None
     by_node: list[NodeFigures] | UnsetType = UNSET
 
 

@@ -339,7 +339,7 @@ class Server(uvicorn.Server):
         metrics = WorkerMetrics(
             number, workers, directory,
             lambda within, counts: app_families(app, counts, within, number),
-            lambda kind, namespace: own_figures(app, kind, namespace),
+            lambda kind, within: own_figures(app, kind, within),
         )  # fmt: skip
         asyncio.get_running_loop().add_reader(lifeline, self.on_supervisor_gone, lifeline)
         await metrics.open()

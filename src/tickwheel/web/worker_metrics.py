@@ -40,10 +40,10 @@ LISTEN_BACKLOG = 128
 
 
 class FiguresRequest(msgspec.Struct):
-    """Asks for figures of one kind, and of the services of one namespace."""
+    """Asks for figures of one kind, of one namespace or, with null, of all."""
 
     kind: str
-    namespace: str
+    within: str | None
 
 
 encode = msgspec.json.Encoder().encode
@@ -84,7 +84,7 @@ class WorkerMetrics:
         workers: int,
         directory: str,
         own: Callable[[str | None, Counts | None], list[Family]],
-        figures: Callable[[str, str], Any] | None = None,
+        figures: Callable[[str, str | None], Any] | None = None,
     ) -> None:
         self.number = number
         self.workers = workers
@@ -127,9 +127,11 @@ class WorkerMetrics:
         own = self._own(within, counts)
         return merge_families(own, {**by_worker, self.number: own}, self.workers)
 
-    async def figures_of_others(self, kind: str, namespace: str, decoder: Decoder[T]) -> list[T]:
+    async def figures_of_others(
+        self, kind: str, within: str | None, decoder: Decoder[T]
+    ) -> list[T]:
         """Return the figures of each other worker that responds."""
-        question = FiguresRequest(kind, namespace)
+        question = FiguresRequest(kind, within)
         return [*(await self._request_all(question, decoder)).values()]
 
     async def _request_all(self, question: object, decoder: Decoder[T]) -> dict[int, T]:
@@ -170,7 +172,7 @@ class WorkerMetrics:
             return [one for one in self._own(question, None) if not one.shared]
         if self._figures is None:
             raise ValueError("this worker has no figures")
-        return self._figures(question.kind, question.namespace)
+        return self._figures(question.kind, question.within)
 
     def _path(self, number: int) -> Path:
         return self._directory / str(number)

@@ -277,7 +277,7 @@ class Node:
             "held": len(self.horizon.entries),
             "waiting": self.horizon.all_waiting(),
             "running": len(self.dispatch.running),
-            "submitted": self.submit.submitted,
+            "submitted": self.submit.submitted.total(),
             "sent": self.dispatch.sent,
             "ended": {str(one): n for one, n in self.feedback.event_counts.items() if n},
             "lateness": summary(self.dispatch.lateness),

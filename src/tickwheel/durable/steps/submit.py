@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, cast
 
 from tickwheel.durable.batching.batch import BATCH_BYTES, Batch, split_batch
@@ -26,6 +26,7 @@ from tickwheel.values.task import (
     State,
     Submission,
     Task,
+    namespace_of,
 )
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Submit:
         self._share = Share()
         self._shards_to_notify: set[int] = set()
         self._notifying: asyncio.Task[None] | None = None
-        self.submitted = 0
+        self.submitted: Counter[str] = Counter()  # by namespace
         self.current_trace: Callable[[], str | None] | None = None
 
     def _lane(self, rows: int) -> Batch[Submission, Stored]:
@@ -316,7 +317,7 @@ class Submit:
             for index, answer in zip(lost, moved_answers, strict=True):
                 answers[index] = answer
         self._share.forget_until(self._store.now_ms())
-        self.submitted += len(answers)
+        self.submitted.update(namespace_of(one.task.service) for one in submissions)
         soon, entries = self._horizon.end_ms(), self._horizon.entries
         for answer in answers:
             if isinstance(answer, Task) and (answer.due_at_ms <= soon or answer.id in entries):

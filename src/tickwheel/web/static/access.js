@@ -1,8 +1,8 @@
 // Tokens and the audit log, for admins.
 
 import { get, post, remove, session } from "./api.js";
-import { ask, empty, fill, foreign, h, name, toast } from "./dom.js";
-import { parseDelay, relative, time } from "./format.js";
+import { ago, ask, empty, fill, foreign, h, name, toast } from "./dom.js";
+import { parseDelay, time } from "./format.js";
 
 const SCOPES = { submit: "submit and change tasks", read: "see everything", admin: "everything" };
 
@@ -14,7 +14,7 @@ export async function tokens(page, { signal, go }) {
   fill(page, h("div", { class: "page-head" }, h("h1", {}, "Tokens"), h("div", { class: "actions" }, h("button", { class: "primary", type: "button", onclick: () => create(items.length === 0 && !session.known.csrf, reload) }, "New token"))),
     h("section", { class: "card flush" }, items.length ? h("div", { class: "table-wrap" }, h("table", { class: "cards" }, h("thead", {}, h("tr", {}, heads.map((text) => h("th", { scope: "col" }, text || h("span", { class: "visually-hidden" }, "Actions"))))),
       h("tbody", {}, items.map((one) => h("tr", {}, h("td", { class: "wide" }, name(one.name, 60), h("span", { class: "sub mono" }, one.id)), h("td", {}, one.scopes.map((scope) => h("span", { class: "tag" }, scope))),
-        h("td", { "data-label": "namespace" }, one.namespace === "*" ? "all" : name(one.namespace)), h("td", { class: "nowrap", "data-label": "created" }, relative(one.created_at)), h("td", { class: "nowrap", "data-label": "expires" }, one.expires_at ? time(one.expires_at) : "never"),
+        h("td", { "data-label": "namespace" }, one.namespace === "*" ? "all" : name(one.namespace)), h("td", { class: "nowrap", "data-label": "created" }, ago(one.created_at)), h("td", { class: "nowrap", "data-label": "expires" }, one.expires_at ? time(one.expires_at) : "never"),
         h("td", { class: "right" }, h("button", { type: "button", class: "danger", "aria-label": `Revoke ${one.name}`, onclick: () => revoke(one, reload) }, "Revoke"))))))) : empty("No tokens", "Without a token, everybody on this machine may do everything.")));
 }
 

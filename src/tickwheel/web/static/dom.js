@@ -1,5 +1,7 @@
 // Elements without markup: text becomes text nodes, so that no value can be HTML.
 
+import { relative } from "./format.js";
+
 /** Make an element: attributes, listeners (`onclick`), properties (`.value`), then children. */
 export function h(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -59,6 +61,13 @@ export function foreign(text) {
   return parts;
 }
 
+/** Change an element's foreign text, and nothing if it is the same. */
+export function setForeign(element, text) {
+  if (element.dataset.text === text) return;
+  element.dataset.text = text;
+  fill(element, foreign(text));
+}
+
 /** A name or other short foreign text, isolated from the direction of the text around it. */
 export function name(text, most = 200) {
   const short = text.length > most ? `${text.slice(0, most)}…` : text;
@@ -69,6 +78,16 @@ export function name(text, most = 200) {
 export function block(text, label) {
   return h("pre", { class: "text", tabindex: "0", role: "group", "aria-label": label }, foreign(text));
 }
+
+/** How far a time is from now, as an element that stays right. */
+export function ago(text) {
+  return text ? h("time", { class: "ago", datetime: text }, relative(text)) : "";
+}
+
+setInterval(() => {
+  if (document.hidden) return;
+  for (const one of document.querySelectorAll("time.ago")) setText(one, relative(one.dateTime));
+}, 1000);
 
 const ICONS = {
   overview: "M4 13h6V4H4zM14 20h6v-9h-6zM4 20h6v-4H4zM14 8h6V4h-6z",

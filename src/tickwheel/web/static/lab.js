@@ -53,6 +53,7 @@ async function load() {
   } catch (error) {
     stop();
     toast(error.message, true);
+    if (!state) fill(views.stage, empty("This scene cannot be shown", error.message));
   } finally {
     const again = busy === "again";
     busy = false;
@@ -106,6 +107,7 @@ function frame(time) {
 
 function step(direction) {
   stop();
+  if (!state) return;
   const moments = state.moments;
   const next = direction > 0 ? moments.find((one) => one > at()) : moments.findLast((one) => one < at());
   if (next !== undefined) moveTo(next);
@@ -139,8 +141,12 @@ function transport() {
 }
 
 async function copyLink() {
-  await navigator.clipboard?.writeText(location.href);
-  toast("The link is copied: it reproduces this scene.");
+  try {
+    await navigator.clipboard.writeText(location.href); // a page over plain HTTP has no clipboard
+    toast("The link is copied: it reproduces this scene.");
+  } catch {
+    toast("The browser does not let this page copy. The link is this page's address.", true);
+  }
 }
 
 function presetsCard() {
@@ -448,12 +454,19 @@ document.addEventListener("keydown", (event) => {
 
 async function start() {
   header();
-  const response = await fetch("v1/lab/presets");
-  if (response.status === 401) {
-    fill(root, h("p", { class: "banner" }, "The lab of this server needs a session. ", h("a", { href: "sign-in" }, "Sign in")));
+  try {
+    const response = await fetch("v1/lab/presets");
+    if (response.status === 401) {
+      fill(root, h("p", { class: "banner" }, "The lab of this server needs a session. ", h("a", { href: "sign-in" }, "Sign in")));
+      return;
+    }
+    const answer = await response.json();
+    if (!response.ok) throw new Error(answer.detail);
+    presets = answer.items;
+  } catch (error) {
+    fill(root, h("h1", {}, "The lab cannot be used now"), h("p", { class: "banner bad" }, error.message));
     return;
   }
-  presets = (await response.json()).items;
   if (!scene.kind && !scene.do) scene = { ...presets.find((one) => one.title === "350 and 450").scene };
   build();
   await load();

@@ -6,6 +6,7 @@ import { clock } from "./format.js";
 const NAMES = ["figures", "store", "wheel", "cluster", "due", "history", "trouble"];
 const MAX_WAIT = 10000;
 const CLOCK_MESSAGES = 20;
+const HISTORY = 600; // rows of figures that are kept for the charts
 
 class Live extends EventTarget {
   last = {};
@@ -66,10 +67,19 @@ class Live extends EventTarget {
       source.addEventListener(name, (event) => {
         const data = JSON.parse(event.data);
         this.last[name] = data;
+        if (name === "figures") this.#remember(data);
         if (typeof data?.at === "number") this.#setClock(data.at - Date.now());
         this.dispatchEvent(new CustomEvent(name, { detail: data }));
       });
     }
+  }
+
+  /** Append figures to the history, which a page that is opened later shows. */
+  #remember({ at, rates, lateness }) {
+    const rows = this.last.history?.rows ?? [];
+    if (rows.at(-1)?.[0] === at) return;
+    const row = [at, ...["submitted", "sent", "finish", "retry", "fail"].map((one) => rates[one] ?? null), lateness.p50, lateness.p99];
+    this.last.history = { at, rows: [...rows.slice(1 - HISTORY), row] };
   }
 
   /** The message that was under way for the shortest time tells the server's clock best. */

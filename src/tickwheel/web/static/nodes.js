@@ -4,6 +4,7 @@ import { h, fill, name, pill, setText } from "./dom.js";
 import { count, duration, plural, relative } from "./format.js";
 
 const COLOURS = 8;
+const HIGHLIGHT = 10000; // milliseconds that a moved shard is outlined
 
 export class ShardMap {
   constructor(actions = null) {
@@ -27,7 +28,9 @@ export class ShardMap {
       cell.dataset.owner = owner ?? "";
       cell.className = owner ? colour(owner) : "free";
       cell.title = `shard ${shard}: ${owner ?? "no owner"}`;
-      if (moved) requestAnimationFrame(() => cell.classList.add("moved"));
+      if (!moved) return;
+      requestAnimationFrame(() => cell.classList.add("moved"));
+      setTimeout(() => cell.classList.remove("moved"), HIGHLIGHT);
     });
     this.owners = owners;
     const free = owners.filter((owner) => !owner).length;

@@ -1,8 +1,8 @@
 // The overview: figures, rings, due times, rates, services, nodes and shards, live.
 
 import { Chart } from "./charts.js";
-import { encodeQuery } from "./api.js";
-import { card, empty, fill, h, name, pill, setText } from "./dom.js";
+import { encodeQuery, session } from "./api.js";
+import { card, empty, fill, h, name, pill, setForeign, setText } from "./dom.js";
 import { count, duration, plural, rate } from "./format.js";
 import { live, watch } from "./live.js";
 import { Rings } from "./rings.js";
@@ -10,11 +10,11 @@ import { ShardMap } from "./nodes.js";
 
 const SPANS = { minute: "Next minute", hour: "Next hour", day: "Next day", week: "Next week" };
 const ENDS = { minute: "60 s", hour: "60 min", day: "24 h", week: "7 d" };
-const HISTORY = 600;
 const COUNTED = 100000; // tasks that a store counts one by one
 
 export function overview(page, { signal, go }) {
-  const tiles = new Tiles();
+  const one = session.known.confined || session.namespace !== null; // it sees no totals of other namespaces
+  const tiles = new Tiles(one);
   const rings = new Rings();
   const heat = new Heat(go);
   const rates = new Chart("Rates", [
@@ -31,19 +31,16 @@ export function overview(page, { signal, go }) {
   const services = new Services(go);
   const cluster = new ShardMap();
   const trouble = h("p", { class: "banner bad hidden", role: "alert" });
-  fill(page, trouble, tiles.element,
-    h("div", { class: "columns two" },
-      card("The wheels", "coarse outside, fine inside", rings.element),
-      h("div", { class: "stack" },
-        card("Due times", "tasks in the store", heat.element),
-        card("Rates", "of the whole cluster", rates.element),
-        card("Lateness", "of the last 10 s", lateness.element))),
+  const partial = h("p", { class: "banner hidden", role: "status" });
+  const due = card("Due times", "tasks in the store", heat.element);
+  fill(page, trouble, partial, tiles.element,
+    one ? due : h("div", { class: "columns two" },
+      card("The wheels", "of all namespaces", rings.element),
+      h("div", { class: "stack" }, due, card("Rates", "of all nodes and namespaces", rates.element), card("Lateness", "of the last 10 s", lateness.element))),
     h("section", { class: "card flush" }, h("div", { class: "card-head" }, h("h2", {}, "Services")), services.element),
     card("Nodes and shards", null, cluster.element));
   rings.start(signal);
 
-  let rows = [];
-  watch(signal, "history", (found) => { ({ rows } = found); });
   watch(signal, "store", (found) => tiles.updateStore(found));
   watch(signal, "wheel", (found) => rings.update(found.levels));
   watch(signal, "due", (found) => heat.update(found));
@@ -54,15 +51,18 @@ export function overview(page, { signal, go }) {
   });
   watch(signal, "figures", (found) => {
     trouble.classList.add("hidden");
-    const { stats, rates: r, lateness: late } = found;
-    if (rows.at(-1)?.[0] !== found.at) {
-      rows = [...rows.slice(-HISTORY), [found.at, r.submitted ?? null, r.sent ?? null, r.finish ?? null, r.retry ?? null, r.fail ?? null, late.p50, late.p99]];
-    }
+    const { stats } = found;
+    const silent = stats.by_node.filter((node) => node.error !== null && node.error !== undefined);
+    partial.classList.toggle("hidden", !silent.length);
+    setForeign(partial, `Figures of ${stats.by_node.length - silent.length} of ${plural(stats.by_node.length, "node")}: ${silent.map((node) => `${node.name}: ${node.error}`).join("; ")}`);
     tiles.update(found);
-    rings.setRate(r.sent, stats.held);
-    rings.update(stats.wheel);
-    rates.update(rows, found.at);
-    lateness.update(rows, found.at);
+    if (!one) {
+      const { rows } = live.last.history;
+      rings.setRate(found.rates.sent, stats.held);
+      rings.update(stats.wheel);
+      rates.update(rows, found.at);
+      lateness.update(rows, found.at);
+    }
     services.update(stats.services, found.at);
   });
 }
@@ -71,7 +71,8 @@ export function overview(page, { signal, go }) {
 const estimate = (n) => (n > COUNTED ? `≈ ${count(n)}` : n === COUNTED ? `${count(n)}+` : count(n));
 
 class Tiles {
-  constructor() {
+  constructor(one) {
+    this.one = one; // whether the figures are those of one namespace
     this.parts = {};
     const tile = (key, label, sub) => {
       const value = h("span", { class: "value" }, "–");
@@ -79,11 +80,12 @@ class Tiles {
       this.parts[key] = { value, note, tile: h("div", { class: "figure" }, h("span", { class: "label" }, label), value, note) };
       return this.parts[key].tile;
     };
-    this.element = h("section", { class: "figures", "aria-label": "Figures" },
-      tile("live", "Live tasks", "in the store"), tile("memory", "On the wheel", "due within a minute"),
-      tile("waiting", "Waiting", "for a permit"), tile("running", "Running", "calls under way"),
-      tile("sent", "Fired", "attempts begun"), tile("late", "Lateness p99", "of the last 10 s"),
-      tile("failed", "Failing", "failed or retried"));
+    const waiting = tile("waiting", "Waiting", "for a permit");
+    const running = tile("running", "Running", "calls under way");
+    this.element = h("section", { class: "figures", "aria-label": one ? "Figures" : "Figures of all namespaces" },
+      one ? [tile("submitted", "Submitted", "tasks stored"), waiting, running] : [
+        tile("live", "Live tasks", "in the store"), tile("memory", "On the wheel", "due within a minute"), waiting, running,
+        tile("sent", "Fired", "attempts begun"), tile("late", "Lateness p99", "of the last 10 s"), tile("failed", "Failing", "failed or retried")]);
   }
 
   set(key, text, unit = "", tone = null, sub = null) {
@@ -102,9 +104,13 @@ class Tiles {
   }
 
   update({ stats, rates: r, lateness }) {
-    this.set("memory", count(stats.held));
     this.set("waiting", count(stats.waiting), "", stats.waiting > 0 ? "warn" : null);
     this.set("running", count(stats.running));
+    if (this.one) {
+      this.set("submitted", rate(r.submitted), "/s", null, `${count(stats.submitted)} since the start`);
+      return;
+    }
+    this.set("memory", count(Math.max(0, stats.held - stats.waiting)));
     this.set("sent", rate(r.sent), "/s", null, `${count(stats.sent)} in all`);
     this.set("late", duration(lateness.p99), "", lateness.p99 > 1 ? "warn" : null, `p50 ${duration(lateness.p50)}`);
     const failing = r.fail === undefined ? null : r.fail + r.retry;

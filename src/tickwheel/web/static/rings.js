@@ -200,13 +200,14 @@ export class Rings {
       const part = one.age / FLIGHT;
       const eased = part * part * (3 - 2 * part);
       const middle = (index) => this.radii(index, size).reduce((a, b) => a + b) / 2;
-      const start = one.from >= this.levels.length ? size / 2 : middle(one.from);
+      const dot = size / 190;
+      const start = one.from >= this.levels.length ? size / 2 - dot : middle(one.from);
       const radius = start + (middle(one.to) - start) * eased;
       const angle = one.angle + one.swirl * eased;
       context.globalAlpha = one.to < 0 ? 1 - part * 0.6 : 1 - Math.abs(part - 0.5);
       context.fillStyle = this.colours.pointer;
       context.beginPath();
-      context.arc(Math.cos(angle) * radius, Math.sin(angle) * radius, size / 190, 0, TURN);
+      context.arc(Math.cos(angle) * radius, Math.sin(angle) * radius, dot, 0, TURN);
       context.fill();
     }
     context.globalAlpha = 1;

@@ -1,8 +1,8 @@
 // Schedules: what is submitted again and again, and when next.
 
 import { get, may, put, remove, textOf } from "./api.js";
-import { ask, block, card, empty, fill, h, name, pill, toast } from "./dom.js";
-import { duration, relative, time } from "./format.js";
+import { ago, ask, block, card, empty, fill, h, name, pill, toast } from "./dom.js";
+import { duration, time } from "./format.js";
 import { checkedJson, indent } from "./json.js";
 
 const rule = (one) => (one.cron ? [h("code", {}, one.cron), h("span", { class: "faint" }, one.tz)] : `every ${duration(one.interval)}`);
@@ -19,7 +19,7 @@ export async function schedules(page, { signal, go }) {
     if (signal.aborted) return;
     body.append(...found.items.map((one) => h("tr", {}, h("td", {}, h("a", { href: `schedules/${encodeURIComponent(one.name)}` }, name(one.name, 60))),
       h("td", { class: "end" }, pill(one.enabled ? "on" : "off", one.enabled ? "active" : "paused")), h("td", { class: "wide" }, rule(one)),
-      h("td", {}, h("a", { href: `services/${encodeURIComponent(one.service)}` }, name(one.service, 40))), h("td", { class: "nowrap end" }, one.next_at ? time(one.next_at) : "–", h("span", { class: "sub" }, relative(one.next_at))))));
+      h("td", {}, h("a", { href: `services/${encodeURIComponent(one.service)}` }, name(one.service, 40))), h("td", { class: "nowrap end" }, one.next_at ? time(one.next_at) : "–", h("span", { class: "sub" }, ago(one.next_at))))));
     more.classList.toggle("hidden", !found.next_cursor);
     fill(more, h("button", { type: "button", onclick: () => load(found.next_cursor) }, "More"));
     if (!body.children.length) fill(content, empty("No schedules", "A schedule submits a task by a cron rule or an interval."));
@@ -45,7 +45,7 @@ export async function schedule(page, { signal, go, parts: [encoded] }) {
       } }, "Delete")])),
     h("div", { class: "columns side" },
       h("div", { class: "stack" }, card("Next firings", found.enabled ? "in your time zone" : "if it were active", firings.items.length ? h("ol", { class: "timeline" }, firings.items.map((at, index) => h("li", { "data-state": index ? "delay" : "next" },
-        h("div", { class: "what" }, h("b", {}, time(at)), h("span", { class: "when", title: at }, relative(at)))))) : empty("No further firing", "The rule has no further time.")),
+        h("div", { class: "what" }, h("b", {}, time(at)), h("span", { class: "when", title: at }, ago(at)))))) : empty("No further firing", "The rule has no further time.")),
         card("Payload", null, block(indent(textOf(found, "payload")), "Payload"))),
       card("Schedule", null, h("dl", { class: "facts" }, row("Rule", rule(found)), row("Service", h("a", { href: `services/${encodeURIComponent(found.service)}` }, name(found.service))),
         row("Missed", { once: "one firing for all of them", all: "all of them", skip: "skipped" }[found.missed]), row("Attempts", found.max_attempts), found.timeout !== null && row("Timeout", duration(found.timeout)), row("Created", time(found.created_at))))));

@@ -1,12 +1,14 @@
 // Services: how each does, its configuration, a trial call, and its recent errors in groups.
 
 import { encodeQuery, get, may, post, put, remove, textOf } from "./api.js";
-import { ask, block, card, empty, fill, foreign, h, name, pill, toast } from "./dom.js";
-import { count, duration, plural, relative } from "./format.js";
+import { ago, ask, block, card, empty, fill, foreign, h, name, pill, toast } from "./dom.js";
+import { count, duration, plural } from "./format.js";
 import { checkedJson, indent } from "./json.js";
 import { live, watch } from "./live.js";
 
 const PLACEHOLDER = "********";
+const PROTOCOLS = ["http", "grpc", "kafka", "rabbitmq", "nats", "redis", "celery"];
+const BREAKER = { failures: 10, pause: 5, max_pause: 60, probes: 1 };
 
 /** The state of a service as a pill: paused, or its breaker. */
 function state(service, figures) {
@@ -47,7 +49,8 @@ export async function services(page, { signal, go }) {
 export async function service(page, { signal, go, parts: [encoded] }) {
   const path = `v1/services/${encoded}`;
   const figures = h("section", { class: "figures", "aria-label": "Figures" });
-  const reload = () => service(page, { signal, go, parts: [encoded] });
+  const shown = new AbortController(); // ends with the page, or when it is read again
+  const reload = () => { shown.abort(); return service(page, { signal, go, parts: [encoded] }); };
   const found = await get(path);
   const errors = await get(`${path}/errors`);
   if (signal.aborted) return;
@@ -69,7 +72,7 @@ export async function service(page, { signal, go, parts: [encoded] }) {
       tile("Calls", count(now?.latency.count), "since the start"), tile("Latency p50", duration(now?.latency.p50), "of all calls"), tile("Latency p99", duration(now?.latency.p99), "of all calls"));
   };
   show(live.last.figures?.stats.services);
-  watch(signal, "figures", ({ stats }) => show(stats.services));
+  watch(AbortSignal.any([signal, shown.signal]), "figures", ({ stats }) => show(stats.services));
 }
 
 function buttons(found, path, reload, go) {
@@ -102,7 +105,7 @@ function errorList(groups) {
   if (!groups.length) return empty("No errors", "None of its newest tasks has one.");
   return h("ul", { class: "stack" }, groups.map((group) => h("li", {},
     h("div", { class: "row" }, h("b", {}, plural(group.count, "task")), group.retried > 0 && h("span", { class: "soft small" }, `${group.retried} to be retried`),
-      h("span", { class: "faint small" }, `last ${relative(group.last_at)}`), h("a", { class: "small", href: `tasks/${group.task}` }, "the last task")),
+      h("span", { class: "faint small" }, "last ", ago(group.last_at)), h("a", { class: "small", href: `tasks/${group.task}` }, "the last task")),
     block(group.error, "Error"))));
 }
 
@@ -113,7 +116,7 @@ function facts(found) {
     row("Concurrency", count(found.concurrency)), row("Rate", found.rate === null ? "no limit" : `${found.rate}/s`),
     row("Breaker", found.breaker ? `after ${found.breaker.failures} failures, for ${duration(found.breaker.pause)}` : "none"),
     row("Secret", found.secret ? "set" : "none"), row("Headers", Object.keys(found.headers).length ? Object.keys(found.headers).map((one) => h("span", { class: "tag" }, one)) : "none"),
-    found.updated_at && row("Changed", relative(found.updated_at)));
+    found.updated_at && row("Changed", ago(found.updated_at)));
 }
 
 async function tryCall(found, path) {
@@ -125,25 +128,47 @@ async function tryCall(found, path) {
     answer.error !== null && block(answer.error, "Error"), answer.result !== null && block(indent(textOf(answer, "result")), "Result")) });
 }
 
+/** Headers as lines `name: value`, and back. */
+const headerLines = (headers) => Object.entries(headers ?? {}).map(([one, value]) => `${one}: ${value}`).join("\n");
+function parseHeaders(text) {
+  return Object.fromEntries(text.split("\n").filter((line) => line.trim()).map((line) => {
+    const colon = line.indexOf(":");
+    if (colon < 1) throw new Error(`a header is a line "name: value"; got "${line}"`);
+    return [line.slice(0, colon).trim(), line.slice(colon + 1).trim()];
+  }));
+}
+
 /** Ask for the configuration of a service, and store it; return it, or null. */
 function edit(found) {
-  const now = found ?? { endpoint: "", timeout: 30, max_attempts: 5, backoff: { first: 1, factor: 2, max: 3600, jitter: 0.1 }, concurrency: 100, rate: null, breaker: { failures: 10, pause: 5, max_pause: 60, probes: 1 }, enabled: true, protocol: "http", feedback_timeout: 3600 };
+  const now = found ?? { endpoint: "", timeout: 30, max_attempts: 5, backoff: { first: 1, factor: 2, max: 3600, jitter: 0.1 }, concurrency: 100, rate: null, breaker: BREAKER, enabled: true, protocol: "http", feedback_timeout: 3600, confirmed: "finished", cloudevents: null };
   const input = (label, key, value, more = {}, hint = null) => h("label", { class: more.wide ? "field wide" : "field" }, label, h("input", { name: key, value: value ?? "", ...more, wide: null }), hint && h("span", { class: "hint" }, hint));
-  const number = (label, key, value, more = {}) => input(label, key, value, { type: "number", step: "any", min: "0", ...more });
+  const number = (label, key, value, more = {}) => input(label, key, value, { type: "number", step: "any", min: "0", required: !more.placeholder, ...more });
+  const choice = (label, key, value, options, hint = null) => h("label", { class: "field" }, label, h("select", { name: key }, options.map(([one, text]) => h("option", { value: one, selected: one === (value ?? "") }, text))), hint && h("span", { class: "hint" }, hint));
+  const group = (title, ...fields) => h("fieldset", { class: "group wide" }, h("legend", {}, title), h("div", { class: "form-grid" }, fields));
+  const headers = h("textarea", { name: "headers", rows: "2", spellcheck: "false", placeholder: "authorization: Bearer …", ".value": headerLines(found?.headers) });
+  const guarded = found && (found.secret || Object.keys(found.headers).length);
   const body = h("div", { class: "form-grid" },
-    !found && input("Name", "name", "", { required: true, wide: true }),
-    input("Endpoint", "endpoint", now.endpoint, { required: true, wide: true, placeholder: "a URL" }, found?.secret || Object.keys(found?.headers ?? {}).length ? "Another origin requires the secret and the headers again." : null),
-    number("Timeout, seconds", "timeout", now.timeout), number("Attempts", "max_attempts", now.max_attempts, { step: "1", min: "1" }), number("Concurrency", "concurrency", now.concurrency, { step: "1", min: "1" }),
-    number("Rate per second", "rate", now.rate, { placeholder: "no limit" }), number("First retry after, s", "first", now.backoff.first), number("Longest wait, s", "max", now.backoff.max),
-    number("Breaker: failures", "failures", now.breaker?.failures, { step: "1", placeholder: "none" }), number("Breaker: pause, s", "pause", now.breaker?.pause),
-    input("Secret", "secret", "", { type: "password", autocomplete: "new-password", placeholder: found?.secret ? PLACEHOLDER : "none" }, found?.secret ? "Empty: it stays." : null),
+    !found && input("Name", "name", "", { required: true }),
+    !found && [input("Protocol", "protocol", now.protocol, { required: true, list: "protocols" }), h("datalist", { id: "protocols" }, PROTOCOLS.map((one) => h("option", { value: one })))],
+    input("Endpoint", "endpoint", now.endpoint, { required: true, wide: true, placeholder: "a URL" }, guarded ? "Another origin requires the secret and the values of the headers again." : null),
+    group("Calls", number("Timeout, seconds", "timeout", now.timeout), number("Concurrency", "concurrency", now.concurrency, { step: "1", min: "1" }), number("Rate per second", "rate", now.rate, { placeholder: "no limit" })),
+    group("Retries", number("Attempts", "max_attempts", now.max_attempts, { step: "1", min: "1" }), number("First retry after, s", "first", now.backoff.first), number("Longest wait, s", "max", now.backoff.max)),
+    group("Access", input("Secret", "secret", "", { type: "password", autocomplete: "new-password", placeholder: found?.secret ? PLACEHOLDER : "none" }, found?.secret ? "Empty: it stays." : "Signs each call."),
+      found?.secret && h("label", { class: "check" }, h("input", { type: "checkbox", name: "without_secret" }), "Remove the secret"),
+      h("label", { class: "field wide" }, "Headers, one in a line", headers, h("span", { class: "hint" }, `A value of ${PLACEHOLDER} stays as it is.`))),
+    h("details", { class: "wide" }, h("summary", {}, "Breaker, backoff and feedback"), h("div", { class: "form-grid" },
+      number("Breaker: failures", "failures", now.breaker?.failures, { step: "1", placeholder: "none" }), number("Breaker: pause, s", "pause", (now.breaker ?? BREAKER).pause), number("Breaker: longest pause, s", "max_pause", (now.breaker ?? BREAKER).max_pause), number("Breaker: probes", "probes", (now.breaker ?? BREAKER).probes, { step: "1", min: "1" }),
+      number("Backoff: factor", "factor", now.backoff.factor, { min: "1" }), number("Backoff: jitter", "jitter", now.backoff.jitter, { max: "1" }), number("Feedback within, s", "feedback_timeout", now.feedback_timeout),
+      choice("Confirmed message", "confirmed", now.confirmed, [["finished", "ends its task"], ["running", "leaves it running"]], "Message brokers only."),
+      choice("CloudEvents", "cloudevents", now.cloudevents, [["", "no"], ["binary", "binary"], ["structured", "structured"]], "Message brokers only."))),
     h("label", { class: "check wide" }, h("input", { type: "checkbox", name: "enabled", checked: now.enabled }), "Send its tasks"));
   return ask({ title: found ? `Edit ${found.name}` : "New service", action: "Store", large: true, body, check: (data) => {
-    const { name: _, version, updated_at, problem, secret, headers, ...kept } = now;
-    const value = { ...kept, endpoint: data.endpoint, timeout: Number(data.timeout), max_attempts: Number(data.max_attempts), concurrency: Number(data.concurrency), rate: data.rate ? Number(data.rate) : null,
-      backoff: { ...now.backoff, first: Number(data.first), max: Number(data.max) },
-      breaker: data.failures ? { ...now.breaker, failures: Number(data.failures), pause: Number(data.pause || 5) } : null, enabled: Boolean(data.enabled) };
-    if (data.secret) value.secret = data.secret;
+    const value = { endpoint: data.endpoint, protocol: data.protocol ?? now.protocol, timeout: Number(data.timeout), max_attempts: Number(data.max_attempts), concurrency: Number(data.concurrency), rate: data.rate ? Number(data.rate) : null,
+      backoff: { first: Number(data.first), factor: Number(data.factor), max: Number(data.max), jitter: Number(data.jitter) },
+      breaker: data.failures ? { failures: Number(data.failures), pause: Number(data.pause), max_pause: Number(data.max_pause), probes: Number(data.probes) } : null,
+      headers: parseHeaders(headers.value), feedback_timeout: Number(data.feedback_timeout), confirmed: data.confirmed, cloudevents: data.cloudevents || null, enabled: Boolean(data.enabled) };
+    if (data.without_secret) value.secret = null;
+    else if (data.secret) value.secret = data.secret;
     return put(`v1/services/${encodeURIComponent(found?.name ?? data.name)}`, value, { replaces: found });
   } });
 }

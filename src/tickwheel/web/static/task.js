@@ -1,8 +1,8 @@
 // One task: its life as a timeline, its payload, result and errors, and what can be done with it.
 
 import { get, may, post, textOf } from "./api.js";
-import { ask, block, card, fill, h, name, pill, toast } from "./dom.js";
-import { bytes, count, duration, now, plural, relative, time } from "./format.js";
+import { ago, ask, block, card, fill, h, name, pill, toast } from "./dom.js";
+import { bytes, count, duration, now, plural, time } from "./format.js";
 import { indent } from "./json.js";
 import { askDelay, keyOf } from "./tasks.js";
 
@@ -103,7 +103,7 @@ function timeline(task, log) {
   if (task.state === "running") items.push(step("running", `Attempt ${task.attempt} is running`, task.updated_at, task.node && ["on ", name(task.node, 60)]));
   else if (!isFinal(task)) {
     const again = log.items.length > 0;
-    items.push(step(task.state === "ready" ? "ready" : "next", task.state === "ready" ? "Due, waits for a permit" : again ? "Next attempt" : "Due", task.due_at, task.state !== "ready" && relative(task.due_at)));
+    items.push(step(task.state === "ready" ? "ready" : "next", task.state === "ready" ? "Due, waits for a permit" : again ? "Next attempt" : "Due", task.due_at, task.state !== "ready" && ago(task.due_at)));
   } else if (!last || task.state === "cancelled" || Date.parse(task.updated_at) > Date.parse(last.ended_at) + 1) {
     items.push(step(task.state, { cancelled: "Cancelled", failed: "Failed", finished: "Finished" }[task.state], task.updated_at));
   }
@@ -144,7 +144,7 @@ function facts(task) {
     row("Service", h("a", { href: `services/${encodeURIComponent(task.service)}` }, name(task.service))),
     task.key !== null && row("Key", keyOf(task, 400)),
     task.tags.length > 0 && row("Tags", task.tags.map((tag) => h("span", { class: "tag" }, tag))),
-    row("Due", h("span", { title: task.due_at }, time(task.due_at)), h("span", { class: "faint" }, ` · ${relative(task.due_at)}`)),
+    row("Due", h("span", { title: task.due_at }, time(task.due_at)), h("span", { class: "faint" }, " · ", ago(task.due_at))),
     row("Submitted", h("span", { title: task.created_at }, time(task.created_at))),
     row("Changed", h("span", { title: task.updated_at }, time(task.updated_at))),
     row("Attempts", count(task.attempt)),

@@ -1,8 +1,8 @@
 // Lists of tasks: live and final ones together, or the backlog; filters, selection, bulk actions.
 
 import { encodeQuery, get, may, post } from "./api.js";
-import { ask, empty, fill, h, name, pill, toast } from "./dom.js";
-import { fromLocal, parseDelay, plural, relative, time, toLocal } from "./format.js";
+import { ago, ask, empty, fill, h, name, pill, toast } from "./dom.js";
+import { fromLocal, parseDelay, plural, time, toLocal } from "./format.js";
 import { watch } from "./live.js";
 
 const STATES = ["delay", "ready", "running", "finished", "failed", "cancelled"];
@@ -50,6 +50,7 @@ function list(page, context, kind) {
   const trail = []; // of cursors, to go back
   async function load(from) {
     cursor = from;
+    if (from === null) trail.length = 0;
     selected.clear();
     choose();
     const found = await search(kind, filter, from, signal, (cursor) => fill(pager, h("span", { role: "status" }, `searching: looked back to ${submitted(cursor)} …`)));
@@ -66,7 +67,7 @@ function list(page, context, kind) {
   // Something was submitted: offer the new tasks instead of moving the list under the reader.
   let before = null;
   watch(signal, "figures", ({ stats }) => {
-    const mark = stats.submitted;
+    const mark = stats.submitted_here;
     if (before !== null && mark !== before && cursor === null && !trail.length) newer.classList.remove("hidden");
     before = mark;
   });
@@ -103,9 +104,9 @@ function row(task, selected, choose) {
       (task.key !== null || task.tags.length > 0) && h("span", { class: "sub row" }, task.key !== null && h("span", { class: "clip" }, keyOf(task, 60)), task.tags.map((tag) => h("span", { class: "tag" }, tag)))),
     h("td", {}, h("a", { href: `services/${encodeURIComponent(task.service)}` }, name(task.service, 40))),
     h("td", { class: "end" }, pill(task.state)),
-    h("td", { class: "nowrap" }, time(task.due_at), h("span", { class: "sub" }, relative(task.due_at))),
+    h("td", { class: "nowrap" }, time(task.due_at), h("span", { class: "sub" }, ago(task.due_at))),
     h("td", { class: "right", "data-label": "attempts" }, `${task.attempt} / ${task.max_attempts}`),
-    h("td", { class: "nowrap", "data-label": "changed" }, relative(task.updated_at)));
+    h("td", { class: "nowrap", "data-label": "changed" }, ago(task.updated_at)));
 }
 
 /** The key of a task; that of a schedule's firing leads to the schedule. No submit can have such a key. */
@@ -197,7 +198,9 @@ function bulkButtons(kind, filter, done) {
   const button = (text, path, field, fits, danger) => h("button", { type: "button", class: danger ? "danger" : null, onclick: async () => {
     const { number, more } = await countMatching(kind, filter, fits);
     const all = `${more ? "at least " : ""}${plural(number, "task")}`;
-    const answer = await ask({ title: `${text}?`, action: `${text.split(" ")[0]} ${all}`, danger, body: h("p", { class: "soft" }, `${more ? "At least " : ""}${plural(number, "task matches", "tasks match")} these filters now.`), check: () => post(path, which) });
+    const failed = kind.path === "backlog" && !state ? "failed " : "";
+    const matching = `${more ? "At least " : ""}${plural(number, `${failed}task matches`, `${failed}tasks match`)} these filters now.`;
+    const answer = await ask({ title: `${text}?`, action: `${text.split(" ")[0]} ${all}`, danger, body: h("p", { class: "soft" }, matching, failed && " For finished or cancelled ones, choose the state first."), check: () => post(path, which) });
     if (answer) { toast(`${text.split(" ")[0]}: ${plural(answer[field], "task")}`); done(); }
   } }, `${text} …`);
   if (kind.path === "backlog") return [button("Replay all that match", "v1/backlog/replay", "replayed", (task) => !task.replayed_as && (state || task.state === "failed"))];
