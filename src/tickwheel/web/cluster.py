@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from tickwheel.durable.exposition import MEDIA_TYPE, exposition, store_counts
-from tickwheel.values.task import namespace_of
 from tickwheel.web import schemas, views
 from tickwheel.web.figures import Stats, Wheel, merge, stats_of, wheel_of
 from tickwheel.web.metrics import app_families
@@ -81,11 +80,9 @@ def own_wheel(app: App) -> schemas.Wheel:
 
 def own_stats(app: App, namespace: str) -> dict[str, Any]:
     """Return the statistics of this process, with the services of one namespace."""
-    found = app.node.stats()
+    found = app.node.stats(namespace)
     found["services"] = {
-        views.local_name(name): figures
-        for name, figures in found["services"].items()
-        if namespace_of(name) == namespace
+        views.local_name(name): figures for name, figures in found["services"].items()
     }
     return {**found, "uptime": app.uptime(), "version": app.version}
 
