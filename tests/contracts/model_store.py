@@ -4,7 +4,12 @@ It has no clock: `now_ms` is an argument. Times that a store writes by its own c
 they were, for whoever compares to leave out.
 """
 
-from contracts.stores import holds, timing
+from contracts.stores import (
+    conflict,
+    holds,
+    repeated,
+    timing,
+)
 from tickwheel.durable.store import LEASE_MS
 from tickwheel.values.schedule import firing_keys
 from tickwheel.values.task import (
@@ -48,7 +53,7 @@ class ModelStore:
     def _insert(self, submission, epochs, again):
         task, on_conflict, named = submission
         if again and (known := self.get(task.id)):
-            return known
+            return known._replace(body=task.body, result_body=None)
         if self._stale(task.shard, epochs):
             return None
         if named is None:
@@ -56,11 +61,7 @@ class ModelStore:
         caller, key, digest = named
         if (caller, key) in self.requests:
             used, task_id = self.requests[caller, key]
-            return (
-                RepeatedRequest(True, self.get(task_id))
-                if used == digest
-                else RepeatedRequest(False, None)
-            )
+            return repeated(self.get(task_id)) if used == digest else RepeatedRequest(False, None)
         answer = self._settle(task, on_conflict)
         holder = answer.holder if isinstance(answer, KeyConflict) else answer
         if holder is answer or on_conflict == "keep":
@@ -79,7 +80,7 @@ class ModelStore:
             kept |= {"created_at_ms": holder.created_at_ms, "replay_of": holder.replay_of}
             self.live[holder.id] = task._replace(**kept)
             return self.live[holder.id]
-        return KeyConflict(holder)
+        return conflict(holder)
 
     def _stale(self, shard, epochs):
         return shard in epochs and epochs[shard] != self.epochs[shard]
@@ -220,7 +221,7 @@ class ModelStore:
         if old is None or (old.replayed_as and not force):
             return None
         if holder := self.holder(old.service, old.key):
-            return KeyConflict(holder)
+            return conflict(holder)
         self.final[old.id] = old._replace(replayed_as=replay.new_id)
         self.live[replay.new_id] = old._replace(
             id=replay.new_id,

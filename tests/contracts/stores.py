@@ -25,7 +25,9 @@ from tickwheel.values.task import (
     Filter,
     Idempotency,
     Ids,
+    KeyConflict,
     Lease,
+    RepeatedRequest,
     State,
     Submission,
     Task,
@@ -175,6 +177,21 @@ async def insert(store, *tasks, on_conflict="reject", epochs=None, again=False):
 def request(task, key="r1", *, caller="c", digest="d", on_conflict="reject"):
     """A submission under a name of the caller's own."""
     return Submission(task, on_conflict, Idempotency(caller, key, digest))
+
+
+def summary(task):
+    """A task as an answer has it that does not show it: without payload and result."""
+    return task._replace(body=b"", result_body=None)
+
+
+def conflict(holder):
+    """The answer to a submission whose key this task has."""
+    return KeyConflict(summary(holder))
+
+
+def repeated(task):
+    """The answer to a repeated request whose task this is; None: it is gone."""
+    return RepeatedRequest(True, task and summary(task))
 
 
 async def stored(store, *tasks):

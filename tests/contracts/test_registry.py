@@ -17,6 +17,7 @@ from contracts.stores import (
     later,
     lease,
     now,
+    repeated,
     request,
     run,
     schedule,
@@ -31,7 +32,7 @@ from tickwheel.durable.registry import (
 )
 from tickwheel.durable.stores.sqlite.writer import Rank
 from tickwheel.errors import ServiceInUse, StoreUnavailable
-from tickwheel.values.task import RepeatedRequest, Task
+from tickwheel.values.task import Task
 
 pytestmark = [
     pytest.mark.asyncio,
@@ -398,7 +399,7 @@ class TestPrune:
     async def test_those_of_late_are_kept(self, store, registry):
         (given,) = await store.insert([request(task(store))], {})
         assert await registry.prune(now(store) - HOUR, 10) == 0
-        assert await store.insert([request(task(store))], {}) == [RepeatedRequest(True, given)]
+        assert await store.insert([request(task(store))], {}) == [repeated(given)]
 
     async def test_so_many_at_a_time(self, store, registry):
         await store.insert([request(task(store), f"r{n}") for n in range(25)], {})
@@ -567,9 +568,7 @@ class TestOpenAndClose:
             assert await second.registry.services() == [row]
             assert await second.registry.tokens() == [token()]
             assert (await second.registry.version(), await lines(second.registry)) == before
-            assert await second.insert([request(task(second))], {}) == [
-                RepeatedRequest(True, given)
-            ]
+            assert await second.insert([request(task(second))], {}) == [repeated(given)]
             assert ids_of(await second.get([given.id])) == [given.id]
         finally:
             await second.close()

@@ -15,6 +15,7 @@ from contracts.stores import (
     SECOND,
     SHARDS,
     claim,
+    conflict,
     ended,
     ending,
     everything,
@@ -38,7 +39,6 @@ from tickwheel.values.task import (
     Attempt,
     Event,
     Filter,
-    KeyConflict,
     State,
     Verdict,
 )
@@ -488,7 +488,7 @@ class TestAccept:
         (running,) = await run(store, epochs, task(store, key="k"))
         await store.accept([lease(running, now(store) + HOUR)])
         (taken,) = await insert(store, task(store, key="k"), on_conflict="replace")
-        assert taken == KeyConflict(await one(store, running.id))
+        assert taken == conflict(await one(store, running.id))
         assert taken.holder.due_at_ms == running.due_at_ms
 
     async def test_not_an_attempt_that_is_over_or_another(self, store, epochs):

@@ -10,16 +10,21 @@ from contracts.stores import (
     SECOND,
     change,
     claim,
+    conflict,
     due_of,
     ending,
+    insert,
     later,
     now,
+    replay_of,
+    request,
     stored,
     task,
 )
 from tickwheel.durable.store import Claims
+from tickwheel.durable.stores.rows import task_of
 from tickwheel.errors import StoreUnavailable
-from tickwheel.values.task import Event, Filter, State
+from tickwheel.values.task import Event, Filter, State, Submission
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 
@@ -214,3 +219,75 @@ class TestMoving:
         assert all(await store.record(left))
         assert max(won) == 1
         await self.everything_moved(store, tasks, State.FINISHED)
+
+
+class TestASubmitThatMeetsOthers:
+    """A small batch that meets large tasks reads none of their payloads and results."""
+
+    NUMBER = 8
+    LARGE = b"x" * 64 * KIB
+
+    @pytest.fixture
+    def read(self, store, monkeypatch):
+        """Sizes of the payloads and results of all rows that the store has read as tasks."""
+        sizes = []
+        for module in ("postgres.insert", "postgres.store", "sqlite.insert", "sqlite.store"):
+            name = f"tickwheel.durable.stores.{module}.task_of"
+
+            def noting(row):
+                found = task_of(row)
+                sizes.append(len(found.body) + len(found.result_body or ""))
+                return found
+
+            monkeypatch.setattr(name, noting)
+        return sizes
+
+    def submissions(self, store, on_conflict="reject", **fields):
+        return [
+            Submission(later(store, key=f"k{n}", body=b"1", **fields), on_conflict)
+            for n in range(self.NUMBER)
+        ]
+
+    async def holders(self, store):
+        return await stored(
+            store, *[later(store, key=f"k{n}", body=self.LARGE) for n in range(self.NUMBER)]
+        )
+
+    @pytest.mark.parametrize("on_conflict", ["reject", "keep"])
+    async def test_holders_of_keys(self, store, read, on_conflict):
+        held = await self.holders(store)
+        answers = await store.insert(self.submissions(store, on_conflict), {})
+        assert answers == [conflict(one) for one in held]
+        assert read == [0] * self.NUMBER
+
+    @pytest.mark.parametrize("digest", ["d", "another"])
+    async def test_tasks_of_repeated_requests(self, store, epochs, read, digest):
+        given = [later(store, body=self.LARGE) for _ in range(self.NUMBER // 2)]
+        given += sized(store, *[64 * KIB] * (self.NUMBER // 2))
+        asked = [request(one, f"r{n}") for n, one in enumerate(given)]
+        await store.insert(asked, {})
+        running = [(await claim(store, [one], epochs))[0] for one in given[self.NUMBER // 2 :]]
+        ends = [ending(one, result_body='"' + "y" * 64 * KIB + '"') for one in running]
+        assert all(await store.record(ends))
+        read.clear()
+        again = [
+            request(later(store, body=b"1"), f"r{n}", digest=digest) for n in range(self.NUMBER)
+        ]
+        answers = await store.insert(again, {})
+        assert [answer.same for answer in answers] == [digest == "d"] * self.NUMBER
+        assert set(read) == {0}
+
+    async def test_tasks_whose_first_answer_was_lost_have_the_payload_that_was_sent(
+        self, store, read
+    ):
+        held = await self.holders(store)
+        assert await insert(store, *held, again=True) == held
+        assert read == [0] * self.NUMBER
+
+    async def test_replays_whose_keys_are_taken(self, store, read):
+        old = await stored(store, *[one.task for one in self.submissions(store)])
+        await store.cancel([one.id for one in old])
+        held = await self.holders(store)
+        replays = [replay_of(store, one) for one in old]
+        assert await store.replay(replays, force=False) == [conflict(one) for one in held]
+        assert read == [0] * self.NUMBER

@@ -19,6 +19,7 @@ from contracts.stores import (
     change,
     changed,
     claim,
+    conflict,
     due_of,
     ended,
     ending,
@@ -41,7 +42,6 @@ from tickwheel.durable.store import ERROR_WEIGHT, PAGE_BYTES
 from tickwheel.values.task import (
     Event,
     Filter,
-    KeyConflict,
     Page,
     State,
 )
@@ -479,7 +479,7 @@ class TestReplay:
         (final,) = await ended(store, epochs, task(store, key="k"))
         (holder,) = await stored(store, task(store, key="k"))
         replay = replay_of(store, final)
-        assert await store.replay([replay], force=force) == [KeyConflict(holder)]
+        assert await store.replay([replay], force=force) == [conflict(holder)]
         assert await one(store, replay.new_id) is None
         assert (await one(store, final.id)).replayed_as is None
         await store.cancel([holder.id])
@@ -490,7 +490,7 @@ class TestReplay:
         replays = [replay_of(store, final) for final in finals]
         first, second = await store.replay(replays, force=False)
         assert first.id == replays[0].new_id
-        assert second == KeyConflict(first)
+        assert second == conflict(first)
         found = await store.get(ids_of(finals))
         assert [final.replayed_as for final in found] == [first.id, None]
 

@@ -1,5 +1,8 @@
 """Sessions of browsers: a token in a cookie, refused to other sites, and gone with its token."""
 
+import hmac
+from unittest.mock import Mock, call
+
 import pytest
 
 from web.serving import HOST
@@ -79,6 +82,20 @@ class TestRequests:
         api.put("/v1/services/a", {"endpoint": "http://127.0.0.1:9/"}, headers=headers).refused(
             403, "forbidden"
         )
+
+    def test_csrf_tokens_are_compared_in_constant_time(self, api, monkeypatch):
+        headers = session(api, api.token("submit"))
+        compare = Mock(wraps=hmac.compare_digest)
+        monkeypatch.setattr(hmac, "compare_digest", compare)
+        right = headers["tickwheel-csrf"].encode()
+        for given in (right, b"0" * 32):
+            compare.reset_mock()
+            api.post(
+                "/v1/tasks/cancel",
+                {"key": "k"},
+                headers={**headers, "tickwheel-csrf": given.decode()},
+            )
+            assert call(given, right) in compare.call_args_list
 
     def test_a_change_needs_the_csrf_token(self, api):
         headers = session(api, api.token("admin"))

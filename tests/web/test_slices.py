@@ -10,12 +10,13 @@ from itertools import pairwise
 
 import pytest
 
-from tickwheel.web import bodies
+from tickwheel.durable.steps.node import Node
+from tickwheel.web import bodies, services
 from tickwheel.web.app import Limits
 from tickwheel.web.bodies import LARGE_BYTES, Bodies
 from tickwheel.web.tasks import SLICE_BYTES, TASK_OVERHEAD_BYTES
 from tickwheel.web.time_slices import PAUSE_ITERATIONS
-from web.serving import JSON
+from web.serving import HOST, JSON
 
 NDJSON = "application/x-ndjson"
 MIB = 1 << 20
@@ -157,6 +158,31 @@ def test_large_requests_wait_for_each_other_and_small_ones_do_not(watch):
     api.run(asyncio.wait_for(story(), 30))
 
 
+def test_a_list_of_many_services_does_not_block_others(watch, monkeypatch):
+    monkeypatch.setattr(services, "SLICE_SERVICES", 3)
+    for number in range(10):
+        watch.api.service(f"s{number}")
+    items = watch.api.get("/v1/services", status=200).json["items"]
+    assert [one["name"] for one in items] == ["mail", *(f"s{number}" for number in range(10))]
+    assert watch.slices == 3
+
+
+def test_statistics_of_a_namespace_are_made_of_its_services_only(watch, monkeypatch):
+    made = []
+    real = Node._service_stats
+
+    def noted(node, name):
+        made.append(name)
+        return real(node, name)
+
+    monkeypatch.setattr(Node, "_service_stats", noted)
+    headers = {"tickwheel-namespace": "acme"}
+    body = {"endpoint": "http://127.0.0.1:9/"}
+    watch.api.put("/v1/services/bill", body, headers=headers, status=201)
+    found = watch.api.get("/v1/stats", headers=headers, status=200).json["services"]
+    assert (made, [*found]) == (["acme/bill"], ["bill"])
+
+
 class TestBodies:
     def test_except_for_a_batch_a_body_is_little_larger_than_a_payload(self, make_api):
         api = make_api(limits=Limits(body=16 << 20, payload=1000))
@@ -209,6 +235,52 @@ class TestBodies:
         assert accepted.status == 201
         assert [one.status for one in rest] == [200, 200]
         assert api.app.bodies.total_bytes == 0
+
+    def test_slow_bodies_of_strangers_take_nothing_of_the_limit_for_large_ones(
+        self, make_api, monkeypatch
+    ):
+        monkeypatch.setattr(bodies, "MAX_TOTAL_BYTES", 4 * LARGE_BYTES)
+        api = make_api(limits=Limits(body=4 * LARGE_BYTES))
+        api.service(enabled=False)
+        token = api.token("submit")
+        read = 0
+
+        async def slow(piece):
+            """Send a piece of a body as a stranger, and then nothing."""
+            sent = []
+
+            async def receive():
+                nonlocal read
+                if sent:
+                    read += 1
+                    await asyncio.Event().wait()
+                sent.append(piece)
+                return {"type": "http.request", "body": piece, "more_body": True}
+
+            async def send(message):
+                sent.append(message)
+
+            headers = [(b"host", HOST.encode()), (b"content-type", JSON.encode())]
+            await api.app(
+                {"type": "http", "method": "POST", "path": "/v1/session", "headers": headers,
+                 "raw_path": b"/v1/session", "query_string": b"", "scheme": "http"},
+                receive, send,
+            )  # fmt: skip
+            return sent[1]["status"]
+
+        async def story():
+            strangers = [asyncio.ensure_future(slow(b" " * 4_000)) for _ in range(100)]
+            while read < len(strangers):
+                await asyncio.sleep(0)
+            large = b'[{"service":"mail"}]'.ljust(2 * LARGE_BYTES)
+            answer = await api.asked("POST", "/v1/tasks/batch", large, token=token)
+            for one in strangers:
+                one.cancel()
+            return answer, await slow(b" " * 5_000)
+
+        answer, larger = api.run(asyncio.wait_for(story(), 30))
+        assert answer.status == 200
+        assert larger == 413
 
     def test_a_broken_off_body_no_longer_counts(self, make_api):
         api = make_api(limits=Limits(body=1000))

@@ -129,7 +129,9 @@ class Tasks(Protocol):
           is stored. `KeyConflict` and None do not use up the key; `keep` and `replace` do, for the
           task that has the key.
         - `again`: an earlier call with these submissions lost its answer. A task that it stored is
-          returned as it is now, live or final.
+          returned as it is now, live or final, but without its result.
+        - A task that another submission stored, in `KeyConflict` and `RepeatedRequest`, comes
+          without its payload and result: a small batch must not read a thousand large ones.
         - `Locked` is raised when another transaction holds a key or an idempotency key: after some
           seconds for a single submission that is `patient`, otherwise after a moment.
         """
@@ -274,7 +276,8 @@ class Tasks(Protocol):
     ) -> list[Task | KeyConflict | None]:
         """Submit final tasks again, as new tasks; each once, unless `force`.
 
-        None: no final task has this id, or it was replayed. `KeyConflict`: a live task has its key.
+        None: no final task has this id, or it was replayed. `KeyConflict`: a live task has its
+        key; it comes without its payload.
         """
 
     async def prune(self, before_ms: int, limit: int) -> int:

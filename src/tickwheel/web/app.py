@@ -24,7 +24,13 @@ from tickwheel.errors import TickwheelError
 from tickwheel.values.json.encode import MAX_DEPTH
 from tickwheel.web import cluster, heat_map, lab, live, pages, services, session, tasks, tokens
 from tickwheel.web.access import token_id_of
-from tickwheel.web.bodies import ENVELOPE_BYTES, LARGE_BYTES, Bodies, Disconnected
+from tickwheel.web.bodies import (
+    ENVELOPE_BYTES,
+    LARGE_BYTES,
+    UNADMITTED_BYTES,
+    Bodies,
+    Disconnected,
+)
 from tickwheel.web.failed_logins import FailedLogins
 from tickwheel.web.heat_map import DueCache
 from tickwheel.web.live import Live
@@ -128,6 +134,7 @@ class App:
         self.durations: dict[str, Histogram] = {}
         self.worker_metrics: WorkerMetrics | None = None  # with several workers only
         self.bodies = Bodies()
+        self._unadmitted = Bodies()  # of anybody: no limit of theirs is one of admitted callers
         self.batches = asyncio.Semaphore(MAX_BATCHES)
         self.failed_logins = FailedLogins(scheduler.note)
         self.peers = peers or Peers(local=loopback_only, https=False)
@@ -283,10 +290,12 @@ class App:
     async def _handle_body(self, route: Route, call: Call, receive: Receive) -> Reply:
         """Read the body and call the handler; a large body waits for its time slice."""
         call.media = check_media(route, call.headers)
-        limit = self.limits.body
-        if not route.raw:
+        limit, bodies = self.limits.body, self.bodies
+        if route.scope is None:
+            limit, bodies = min(limit, UNADMITTED_BYTES), self._unadmitted
+        elif not route.raw:
             limit = min(limit, self.limits.payload + ENVELOPE_BYTES)
-        call.body = await self.bodies.read(call.headers, receive, limit)
+        call.body = await bodies.read(call.headers, receive, limit)
         size = len(call.body)
         try:
             if size > LARGE_BYTES:
@@ -296,7 +305,7 @@ class App:
             call.body = bytes(call.body)
             return await route.handler(call, route.decode(call.body))
         finally:
-            self.bodies.release(size)
+            bodies.release(size)
 
     def _use_session(self, method: str, headers: Headers) -> None:
         """Take the token from the cookie of a session; other servers are asked with it, too.

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 MAX_TOTAL_BYTES = 128 << 20  # of all bodies that are being read or processed
 LARGE_BYTES = 65_536  # a larger body counts against that limit, and is processed in slices
 ENVELOPE_BYTES = 512 << 10  # allowed in a body besides its payload
+UNADMITTED_BYTES = 4 << 10  # of a body that is read before its caller is known
 
 
 class Disconnected(Exception):

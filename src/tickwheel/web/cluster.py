@@ -8,7 +8,6 @@ import msgspec
 
 from tickwheel.durable.exposition import MEDIA_TYPE, exposition, store_counts
 from tickwheel.durable.metrics import summary
-from tickwheel.values.task import namespace_of
 from tickwheel.web import schemas, views
 from tickwheel.web.figures import Stats, Wheel, merge, stats_of, wheel_of
 from tickwheel.web.metrics import app_families
@@ -90,11 +89,9 @@ def own_stats(app: App, within: str | None) -> dict[str, Any]:
     With `within`, they are those of one namespace, and what is not counted by namespace is left
     out. Without it, the services are those of the default one, and the rest is of all namespaces.
     """
-    found = app.node.stats()
+    found = app.node.stats(within or "")
     found["services"] = {
-        views.local_name(name): figures
-        for name, figures in found["services"].items()
-        if namespace_of(name) == (within or "")
+        views.local_name(name): figures for name, figures in found["services"].items()
     }
     found["submitted_here"] = app.node.submit.submitted[within or ""]
     if within is not None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tickwheel.values.service import Service
 
 NAME = re.compile(schemas.NAME)
+SLICE_SERVICES = 100  # of a list, that are processed in one time slice
 ERROR_TASKS = 300  # newest failed and newest live tasks in which errors are looked for
 
 
@@ -51,7 +52,12 @@ async def list_services(call: Call) -> Reply:
     services += [service for service, _ in call.app.directory.unusable.values()]
     own = [one for one in services if namespace_of(one.name) == call.access.namespace]
     own.sort(key=lambda one: one.name)
-    return Reply(schemas.ServicePage([view_service(call, one) for one in own]))
+    views_of_own = []
+    for number, one in enumerate(own, 1):
+        views_of_own.append(view_service(call, one))
+        if number % SLICE_SERVICES == 0:
+            await call.app.bodies.next_slice()
+    return Reply(schemas.ServicePage(views_of_own))
 
 
 async def get_service(call: Call) -> Reply:

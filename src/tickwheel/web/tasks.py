@@ -64,7 +64,7 @@ async def store_task(call: Call, body: schemas.SubmitTask) -> Submitted:
     payload = await call.payload(body.payload)
     build = submission_builder(scheduler)
     submission = read_submission(build, service, body, payload, idempotency)
-    return await store_submission(scheduler, submission)
+    return await store_submission(scheduler, submission, whole=call.access.may("read"))
 
 
 def idempotency_of(call: Call, named: bytes, body: bytes) -> Idempotency:

@@ -25,6 +25,7 @@ from tickwheel.durable.steps.loop import Steps
 from tickwheel.durable.steps.prune import Prune
 from tickwheel.durable.steps.recurring import Recurring
 from tickwheel.durable.steps.submit import Submit
+from tickwheel.values.task import namespace_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -268,8 +269,12 @@ class Node:
         await self._timer.close()
         self.directory.close()
 
-    def stats(self) -> dict[str, Any]:
-        """Return counts of what this node holds and has done."""
+    def stats(self, within: str | None = None) -> dict[str, Any]:
+        """Return counts of what this node holds and has done.
+
+        `within`: only the services of this namespace.
+        """
+        names = [one for one in self.services if within is None or namespace_of(one) == within]
         return {
             "node": self.name,
             "nodes": self.coordinator.node_count(),
@@ -283,7 +288,7 @@ class Node:
             "lateness": summary(self.dispatch.lateness),
             "unready": self.health.unready(),
             "stalled": {str(one): stall.seconds for one, stall in self.health.stalled.items()},
-            "services": {name: self._service_stats(name) for name in sorted(self.services)},
+            "services": {name: self._service_stats(name) for name in sorted(names)},
             "wheel": self.horizon.wheel.snapshot(),
         }
 

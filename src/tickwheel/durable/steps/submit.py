@@ -159,7 +159,14 @@ class Submit:
 
     async def submit(self, submission: Submission) -> Task:
         """Store one task, in a batch with others that wait; return it as stored."""
-        return self.task_of(submission, await self.store_one(submission))
+        answer = await self.store_one(submission)
+        return await self.read_whole(self.task_of(submission, answer), answer)
+
+    async def read_whole(self, task: Task, answer: Stored) -> Task:
+        """Return the task of an answer with the payload and result that an insert does not read."""
+        if isinstance(answer, Task):
+            return task
+        return (await self._store.get([task.id]))[0] or task
 
     def store_one(self, submission: Submission, *, force: bool = False) -> asyncio.Future[Stored]:
         """Store one task, in a batch with others that wait; the future is the store's answer.

@@ -44,12 +44,17 @@ def insert_values(copied: Container[str], table: str, **values: str) -> str:
     return column_list(GIVEN, table, **(rest | values))
 
 
-def final_columns(null: str = "NULL") -> str:
-    """Return the columns of a final task in the order of all fields; `null` may name the type."""
-    return ", ".join(
-        column_of(field) if field.final else null.format(name=field.name, kind=field.kind)
+def final_columns(null: str = "NULL", **values: str) -> str:
+    """Return the columns of a final task in the order of all fields; `null` may name the type.
+
+    `values` take the place of columns.
+    """
+    missing = {
+        field.name: null.format(name=field.name, kind=field.kind)
         for field in FIELDS
-    )
+        if not field.final
+    }
+    return column_list(map(column_of, FIELDS), **(missing | values))
 
 
 def replacements(source: str) -> str:

@@ -211,8 +211,13 @@ def answer_repeated(
     if named.digest != digest:
         return RepeatedRequest(False, None)
     if task is not None and task.id == submission.task.id:
-        return task  # the same submission again: its answer was lost
+        return own_task(submission, task)  # the same submission again: its answer was lost
     return RepeatedRequest(True, task)
+
+
+def own_task(submission: Submission, stored: Task) -> Task:
+    """Return the task that a submission stored; `stored` was read without its payload."""
+    return stored._replace(body=submission.task.body)
 
 
 def token_row(token: Token) -> tuple[Any, ...]:

@@ -58,11 +58,10 @@ class SubmissionVerbs(Administration):
         """
         node = self._running_node()
         submission, connection = await self._submission(node, target, args, kwargs)
-        if connection is None:
-            answer = await node.submit.store_one(submission)
-        else:
-            answer = await node.store.within(connection, submission)
-        return node.submit.task_of(submission, answer)
+        if connection is not None:
+            return node.submit.task_of(submission, await node.store.within(connection, submission))
+        answer = await node.submit.store_one(submission)
+        return await node.submit.read_whole(node.submit.task_of(submission, answer), answer)
 
     @must_await
     async def submit_many(
@@ -72,7 +71,8 @@ class SubmissionVerbs(Administration):
 
         A request comes from `function.request(...)`, or is a mapping: "service", "payload", and
         options. A refused request has its error in the result: `KeyTaken`, or `KeyReused` for its
-        idempotency key. An invalid request raises, and the thousands before it are stored.
+        idempotency key. An invalid request raises, and the thousands before it are stored. A task
+        that existed before comes without its payload and result, which `get` reads.
         """
         node = self._running_node()
         known = requests if isinstance(requests, Sized) else [*requests]
@@ -227,11 +227,18 @@ def submission_builder(scheduler: SubmissionVerbs) -> Callable[..., Submission]:
     return scheduler._running_node().submit.build
 
 
-async def store_submission(scheduler: SubmissionVerbs, submission: Submission) -> Submitted:
-    """Store a task, batched with others that wait to be stored."""
+async def store_submission(
+    scheduler: SubmissionVerbs, submission: Submission, *, whole: bool = True
+) -> Submitted:
+    """Store a task, batched with others that wait to be stored.
+
+    `whole`: read the payload and the result of a task that existed before.
+    """
     submit = scheduler._running_node().submit
     answer = await submit.store_one(submission)
     task = submit.task_of(submission, answer)
+    if whole:
+        task = await submit.read_whole(task, answer)
     # A task whose shard is lost during the insert gets another id; a replaced one has a key.
     new = answer is task and (task.id == submission.task.id or task.key is None)
     return Submitted(task, new, isinstance(answer, RepeatedRequest))

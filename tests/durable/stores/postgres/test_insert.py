@@ -6,7 +6,9 @@ import pytest
 import pytest_asyncio
 
 from contracts.stores import (
+    conflict,
     later,
+    repeated,
     request,
     stored,
     task,
@@ -17,7 +19,7 @@ from tickwheel.durable.stores.postgres import pool as postgres_pool
 from tickwheel.durable.stores.postgres import statements as sql
 from tickwheel.durable.stores.postgres import store as postgres
 from tickwheel.errors import Locked, StoreUnavailable
-from tickwheel.values.task import KeyConflict, RepeatedRequest, Submission, Task
+from tickwheel.values.task import Submission, Task
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
 
@@ -72,7 +74,7 @@ class TestKeys:
         given = later(patient, key="free")
         assert await patient.insert([Submission(given)], {}, patient=False) == [given]
         await user.execute("COMMIT")
-        assert await asyncio.gather(*stuck) == [[KeyConflict(held)]] * 20
+        assert await asyncio.gather(*stuck) == [[conflict(held)]] * 20
 
     async def test_a_short_wait_is_for_one_transaction_only(self, patient, user, held):
         with pytest.raises(Locked):
@@ -91,7 +93,7 @@ class TestKeys:
         assert not any(one.done() for one in stuck)
         await user.execute("COMMIT")
         answers = await asyncio.gather(*stuck)
-        assert all(answer == [KeyConflict(held)] for answer in answers)
+        assert all(answer == [conflict(held)] for answer in answers)
 
     async def test_one_that_is_given_up_in_time_is_free(self, patient, user, held):
         given = later(patient, key="held")
@@ -130,7 +132,7 @@ class TestRequests:
         asking = asyncio.create_task(store.insert([request(later(store))], {}))
         await blocked(user)
         await user.execute("COMMIT")
-        assert await asking == [RepeatedRequest(True, held)]
+        assert await asking == [repeated(held)]
         assert (await store.counts())["live"] == 1
 
     async def test_one_that_another_process_gave_up_is_made(self, store, user, held):
@@ -152,7 +154,7 @@ class TestRequests:
         for _ in range(20):
             await stored(store, later(store))
         await user.execute("COMMIT")
-        assert await asyncio.gather(*stuck) == [[RepeatedRequest(True, held)]] * 20
+        assert await asyncio.gather(*stuck) == [[repeated(held)]] * 20
 
     async def test_one_that_is_stored_after_all_while_it_is_tried_again_is_no_repetition(
         self, store, user
@@ -215,9 +217,7 @@ class TestAnAnswerThatWasLost:
         self.lose(monkeypatch, after=after)
         given = request(later(store, key=key))
         assert await store.insert([given], {}) == [given.task]
-        assert await store.insert([request(later(store))], {}) == [
-            RepeatedRequest(True, given.task)
-        ]
+        assert await store.insert([request(later(store))], {}) == [repeated(given.task)]
 
     async def test_one_that_is_lost_twice_is_an_error(self, store, monkeypatch):
         monkeypatch.setattr(postgres, "insert", dies)

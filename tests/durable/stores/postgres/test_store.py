@@ -20,12 +20,53 @@ from contracts.stores import (
 )
 from durable.postgres_stage import ALL, SHARDS, blocked, opened, until
 from durable.stores.postgres.helpers import lock
+from tickwheel.durable.batching import capacity
+from tickwheel.durable.batching.capacity import AdaptiveLimit
 from tickwheel.durable.store import Claims, Window
 from tickwheel.durable.stores.postgres import insert as postgres_insert
+from tickwheel.durable.stores.postgres import pool
 from tickwheel.durable.stores.postgres import statements as sql
+from tickwheel.errors import StoreUnavailable
 from tickwheel.values.task import Event, Submission
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
+
+
+KIB = 1_024
+# A server on which a statement that copies more than 200 KiB of payloads does not end in time.
+SLOW_COPIES = f"""
+    CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        IF (SELECT sum(octet_length(payload)) FROM ended) > {200 * KIB} THEN
+            PERFORM pg_sleep(600);
+        END IF;
+        RETURN NULL;
+    END $$;
+    CREATE TRIGGER slow AFTER INSERT ON backlog REFERENCING NEW TABLE AS ended
+        FOR EACH STATEMENT EXECUTE FUNCTION slow();
+"""
+# Nobody waits for that statement any more, but it still holds the locks of its tasks.
+END_SLOW = """
+    SELECT pg_terminate_backend(pid, 30000) FROM pg_stat_activity
+    WHERE wait_event = 'PgSleep' AND datname = current_database()
+"""
+
+
+class TestARecord:
+    async def test_one_that_times_out_copies_half_the_payload_bytes_until_it_is_in_time(
+        self, store, user, epochs, monkeypatch
+    ):
+        monkeypatch.setattr(pool, "CALL_SECONDS", 1.0)
+        monkeypatch.setattr(capacity, "QUICK_SECONDS", 0.0)
+        store._record_bytes = AdaptiveLimit(512 * KIB)
+        tasks = await stored(store, *[task(store, body=b"x" * 64 * KIB) for _ in range(8)])
+        ends = [ending(one) for one in await claim(store, tasks, epochs)]
+        await user.execute(SLOW_COPIES)
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable):
+                await store.record(ends)
+            await user.execute(END_SLOW)
+        assert await store.record(ends) == [True] * 8
+        assert store._record_bytes.size == 128 * KIB
 
 
 class TestATakeover:

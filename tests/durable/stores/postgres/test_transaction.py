@@ -12,7 +12,18 @@ from psycopg.rows import dict_row
 from sqlalchemy import orm
 from sqlalchemy.ext import asyncio as aio
 
-from contracts.stores import HOUR, claim, ending, later, replay_of, request, stored, task, wanted
+from contracts.stores import (
+    HOUR,
+    claim,
+    ending,
+    later,
+    repeated,
+    replay_of,
+    request,
+    stored,
+    task,
+    wanted,
+)
 from durable.postgres_stage import ALL, blocked, connected, opened
 from tickwheel import ManualClock
 from tickwheel.durable import Scheduler
@@ -266,7 +277,7 @@ class TestASubmit:
         given, again, later_on = (later(store, body=b"\x00") for _ in range(3))
         assert await way(request(given), request(again)) == [given, RepeatedRequest(True, given)]
         assert await way(request(later_on)) == [RepeatedRequest(True, given)]
-        assert await store.insert([request(later_on)], {}) == [RepeatedRequest(True, given)]
+        assert await store.insert([request(later_on)], {}) == [repeated(given)]
         assert await way(request(later_on, digest="other")) == [RepeatedRequest(False, None)]
         assert await store.get([again.id, later_on.id]) == [None, None]
 
@@ -321,7 +332,7 @@ class TestASubmit:
         with pytest.raises(Locked):
             await store.insert([request(later(store))], {}, patient=False)
         await user.execute("COMMIT")
-        assert await store.insert([request(later(store))], {}) == [RepeatedRequest(True, given)]
+        assert await store.insert([request(later(store))], {}) == [repeated(given)]
 
     async def test_in_a_savepoint_that_is_rolled_back_it_was_never_made(self, store, user):
         given, again = later(store), later(store)

@@ -20,6 +20,7 @@ from tickwheel.durable.stores.rows import (
     answer_repeated,
     answered_task_id,
     inserted,
+    own_task,
     request_name,
     rounds,
     task_of,
@@ -80,7 +81,12 @@ async def insert_rest(
     connection: Connection, submissions: Sequence[Submission], epochs: Mapping[int, int]
 ) -> Answers:
     """Store the tasks that are not stored yet, live or final."""
-    there = await tasks_by_id(connection, [one.task.id for one in submissions])
+    found = await summaries(connection, [one.task.id for one in submissions])
+    there = {
+        one.task.id: own_task(one, found[one.task.id])
+        for one in submissions
+        if one.task.id in found
+    }
     rest = [one for one in submissions if one.task.id not in there]
     answers = iter(await insert_keyed(connection, rest, epochs))
     return [there.get(one.task.id) or next(answers) for one in submissions]
@@ -203,7 +209,7 @@ async def answers_to_repeated(
 ) -> dict[int, Task | RepeatedRequest]:
     """Return the answers to repeated requests by position; none if it was deleted just now."""
     rows = await connection.fetch(sql.USED, *zip(*left, strict=True))
-    tasks = await tasks_by_id(connection, [row[3] for row in rows]) if rows else {}
+    tasks = await summaries(connection, [row[3] for row in rows]) if rows else {}
     return {
         at: answer_repeated(submissions[at], digest, tasks.get(task_id))
         for caller, key, digest, task_id in rows
@@ -217,9 +223,9 @@ def named_by(submission: Submission) -> Idempotency:
     return submission.idempotency
 
 
-async def tasks_by_id(connection: Connection, ids: Sequence[str]) -> dict[str, Task]:
-    """Return the stored tasks of these ids, live or final."""
-    rows = await connection.fetch(sql.BY_ID, ids)
+async def summaries(connection: Connection, ids: Sequence[str]) -> dict[str, Task]:
+    """Return the stored tasks of these ids, live or final, without payloads and results."""
+    rows = await connection.fetch(sql.SUMMARIES, ids)
     return {row[0]: task_of(row) for row in rows}
 
 
@@ -284,7 +290,7 @@ async def conflicts(connection: Connection, submissions: Sequence[Submission]) -
             answers[task.id] = done[name]
         elif holder := holders.get(name):
             if holder.id == task.id:
-                answers[task.id] = holder
+                answers[task.id] = own_task(one, holder)
             elif one.on_conflict != "replace" or holder.state is not State.DELAY:
                 answers[task.id] = KeyConflict(holder)
     return answers

@@ -33,7 +33,10 @@ GIVEN = column_list(columns.GIVEN)
 _LOGGED = "task_id, attempt, event, node, epoch, started_at_ms, ended_at_ms, error, delivered_to"
 _KEPT = column_list(columns.KEPT)
 SHOWN = column_list(columns.LIVE, "t", due_at_ms=f"{_DUE_AT} AS due_at_ms")
-_BODILESS = column_list(columns.LIVE, "t", payload="''::bytea AS payload")
+_NO_BODY = "''::bytea AS payload"
+_BODILESS = column_list(columns.LIVE, "t", payload=_NO_BODY)
+# What an answer says of a task that it does not show: payloads and results are large.
+_SUMMARY = column_list(columns.LIVE, "t", due_at_ms=f"{_DUE_AT} AS due_at_ms", payload=_NO_BODY)
 TABLES = {"task": f"(SELECT {SHOWN} FROM task t)", "backlog": "backlog"}
 COLUMNS = {"task": LIVE, "backlog": FINAL}
 BYTES = {
@@ -133,7 +136,7 @@ REPLACE_KEYED = f"""
 HOLDERS = f"""
     SELECT t.* FROM unnest($1::text[], $2::text[]) AS g (key, service)
     CROSS JOIN LATERAL (
-        SELECT {SHOWN} FROM task t WHERE {by_key("g.key", "g.service")} LIMIT 1
+        SELECT {_SUMMARY} FROM task t WHERE {by_key("g.key", "g.service")} LIMIT 1
     ) t
 """
 # If two transactions have the same name, the second waits here until the first commits.
@@ -555,10 +558,20 @@ STATES_BY_ID = """
     (SELECT id, state FROM task WHERE id = ANY ($1::uuid[]) ORDER BY id)
     UNION ALL SELECT id, state FROM backlog WHERE id = ANY ($1::uuid[])
 """
-BY_ID = f"""
-    (SELECT {SHOWN}, NULL::text, NULL::uuid FROM task t WHERE id = ANY ($1::uuid[]) ORDER BY id)
-    UNION ALL SELECT {FINAL} FROM backlog WHERE id = ANY ($1::uuid[])
-"""
+
+
+def _by_id(live: str, final: str) -> str:
+    """Return the statement for the tasks of the ids $1, live or final."""
+    return f"""
+        (SELECT {live}, NULL::text, NULL::uuid FROM task t WHERE id = ANY ($1::uuid[]) ORDER BY id)
+        UNION ALL SELECT {final} FROM backlog WHERE id = ANY ($1::uuid[])
+    """
+
+
+BY_ID = _by_id(SHOWN, FINAL)
+SUMMARIES = _by_id(
+    _SUMMARY, columns.final_columns("NULL::{kind} AS {name}", payload="''::bytea", result="NULL")
+)
 ATTEMPTS = f"""
     SELECT {_LOGGED} FROM (
         SELECT {_LOGGED}, sum(coalesce(octet_length(error), 0)) OVER (ORDER BY attempt)
@@ -599,7 +612,7 @@ REPLAY_HOLDERS = f"""
     SELECT b.id AS old_id, t.* FROM unnest($1::uuid[]) AS r (id)
     CROSS JOIN LATERAL (SELECT b.* FROM backlog b WHERE b.id = r.id LIMIT 1) b
     CROSS JOIN LATERAL (
-        SELECT {SHOWN} FROM task t WHERE {by_key("b.key", "b.service")} LIMIT 1
+        SELECT {_SUMMARY} FROM task t WHERE {by_key("b.key", "b.service")} LIMIT 1
     ) t
 """
 

@@ -13,6 +13,7 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tickwheel.durable.batching.capacity import AdaptiveLimit
 from tickwheel.durable.coordinator import ShardRow
 from tickwheel.durable.store import (
     BATCH,
@@ -133,6 +134,7 @@ class PostgresStore:
         self._manual = manual
         self.shards = shards
         self.insert_limit = InsertLimit()
+        self._record_bytes = AdaptiveLimit(STATEMENT_BYTES)
         self.clock = DatabaseClock(clock) if manual is None else ManualDatabaseClock(manual)
         self.where = place_of(url)
         self.schema = address_of(url).schema
@@ -409,21 +411,26 @@ class PostgresStore:
     ) -> tuple[set[int], set[int]]:
         """Write endings, as many per statement as fit; return the winners and the unknown ones.
 
-        A second ending of the same task goes into a later statement.
+        A second ending of the same task goes into a later statement. After a failure, a statement
+        copies half as many bytes of payloads.
         """
         won: set[int] = set()
+        loop = asyncio.get_running_loop()
         while turns:
             numbers = turns.pop(0)
             columns = zip(*(rows[number] for number in numbers), strict=True)
+            began = loop.time()
             try:
-                found = await self.fetch(sql.RECORD, *columns, STATEMENT_BYTES)
+                found = await self.fetch(sql.RECORD, *columns, self._record_bytes.size)
             except StoreUnavailable:
+                self._record_bytes.record_failure()
                 if not won:
                     raise
                 return won, {*numbers, *itertools.chain(*turns)}  # the earlier statements stand
             won |= {number for number, _ in found}
             first_left = found[0][1] if found else None
             if first_left is not None:
+                self._record_bytes.record_success(self._record_bytes.size, loop.time() - began)
                 turns.insert(0, numbers[numbers.index(first_left) :])
         return won, set()
 

@@ -13,6 +13,7 @@ from tickwheel.durable.stores.rows import (
     answer_repeated,
     answered_task_id,
     inserted,
+    own_task,
     request_name,
     rounds,
     task_of,
@@ -40,10 +41,12 @@ def insert(
 ) -> Answers:
     """Store tasks; return the answers in their order."""
     ids = [one.task.id for one in submissions]
-    stored = tasks_by_id(connection, ids) if again else {}
+    stored = summaries(connection, ids) if again else {}
     stale = stale_shards(connection, epochs)
     answers: Answers = [
-        stored.get(one.task.id) or (None if one.task.shard in stale else one.task)
+        own_task(one, stored[one.task.id])
+        if one.task.id in stored
+        else (None if one.task.shard in stale else one.task)
         for one in submissions
     ]
     new = [
@@ -59,10 +62,10 @@ def insert(
     return answers
 
 
-def tasks_by_id(connection: Connection, ids: Iterable[str]) -> dict[str, Task]:
-    """Return the stored tasks of these ids, live or final."""
+def summaries(connection: Connection, ids: Iterable[str]) -> dict[str, Task]:
+    """Return the stored tasks of these ids, live or final, without payloads and results."""
     listed = (json.dumps(list(ids)),)
-    rows = connection.run(sql.LIVE_BY_ID, listed) + connection.run(sql.FINAL_BY_ID, listed)
+    rows = connection.run(sql.LIVE_SUMMARIES, listed) + connection.run(sql.FINAL_SUMMARIES, listed)
     return {row[0]: task_of(row) for row in rows}
 
 
@@ -84,7 +87,7 @@ def insert_named(
     """Store tasks whose requests are new, no request twice, and note the requests."""
     names = {name: at for at in places if (name := request_name(submissions[at]))}
     used = connection.run(sql.USED, (json.dumps(list(names)),))
-    tasks = tasks_by_id(connection, [row[3] for row in used]) if used else {}
+    tasks = summaries(connection, [row[3] for row in used]) if used else {}
     made = set()
     for caller, key, digest, task_id in used:
         at = names.pop((caller, key))
@@ -136,4 +139,4 @@ def insert_keyed(
     for at, *row in connection.run(sql.HOLDERS):
         holder = task_of(tuple(row))
         replaced = submissions[at].on_conflict == "replace" and holder.state is State.DELAY
-        answers[at] = holder if replaced else KeyConflict(holder)
+        answers[at] = own_task(submissions[at], holder) if replaced else KeyConflict(holder)

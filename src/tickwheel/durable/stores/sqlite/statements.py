@@ -28,6 +28,8 @@ _DUE_AT = f"iif({_ACCEPTED}, coalesce(t.accepted_due_at_ms, t.due_at_ms), t.due_
 _DELIVERED_TO = f"iif({_ACCEPTED}, t.delivered_to, NULL)"
 SHOWN = column_list(columns.LIVE, "t", due_at_ms=_DUE_AT)
 COLUMNS = {"task": SHOWN, "backlog": FINAL}
+# What an answer says of a task that it does not show: payloads and results are large.
+_SUMMARY = column_list(columns.LIVE, "t", due_at_ms=_DUE_AT, payload="x''")
 IDS = "id IN (SELECT value FROM json_each(:ids))"
 _AS_DUE = "id, due_at_ms, service, priority, shard"
 # A later version may have added columns, so every insert and select names its columns.
@@ -61,7 +63,7 @@ REPLACE_KEYED = f"""
         AND s.on_conflict = 'replace' AND task.state = 'delay'
 """
 HOLDERS = f"""
-    SELECT s.place, {SHOWN}
+    SELECT s.place, {_SUMMARY}
     FROM temp.submission s CROSS JOIN task t ON t.key = s.key AND t.service = s.service
     WHERE t.id <> s.id
 """
@@ -261,8 +263,13 @@ EXPIRE = f"""
 """
 EXPIRE_LIVE = f"DELETE FROM task WHERE {IDS} AND state = 'delay' AND deadline_at_ms < :now"
 
-LIVE_BY_ID = f"SELECT {SHOWN} FROM task t WHERE id IN (SELECT value FROM json_each(?))"
-FINAL_BY_ID = f"SELECT {FINAL} FROM backlog WHERE id IN (SELECT value FROM json_each(?))"
+_THESE = "id IN (SELECT value FROM json_each(?))"
+LIVE_BY_ID = f"SELECT {SHOWN} FROM task t WHERE {_THESE}"
+FINAL_BY_ID = f"SELECT {FINAL} FROM backlog WHERE {_THESE}"
+LIVE_SUMMARIES = f"SELECT {_SUMMARY} FROM task t WHERE {_THESE}"
+FINAL_SUMMARIES = f"""
+    SELECT {columns.final_columns(payload="x''", result="NULL")} FROM backlog WHERE {_THESE}
+"""
 ATTEMPTS = f"""
     SELECT {_LOGGED} FROM attempt WHERE task_id = :id AND attempt > :after
     ORDER BY attempt LIMIT :limit

@@ -522,10 +522,9 @@ class SqliteStore:
                 sql.REPLAYED, (json.dumps([one[:2] for one in replays if one[1] in inserted_ids]),)
             )
             taken: dict[str, str] = dict(connection.run(sql.REPLAY_TAKEN, values))
-            named = [one.new_id for one in replays] + list(taken.values())
-            found = {
-                row[0]: task_of(row) for row in connection.run(sql.LIVE_BY_ID, (json.dumps(named),))
-            }
+            stored = connection.run(sql.LIVE_BY_ID, (json.dumps([*inserted_ids]),))
+            holders = connection.run(sql.LIVE_SUMMARIES, (json.dumps([*taken.values()]),))
+            found = {row[0]: task_of(row) for row in stored + holders}
             return [
                 found[one.new_id]
                 if one.new_id in inserted_ids
