@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -22,7 +23,7 @@ from contracts.stores import (
 )
 from durable.postgres_stage import ALL, SHARDS, connected, opened
 from tickwheel.durable.store import ERROR_WEIGHT
-from tickwheel.durable.stores.postgres import filters
+from tickwheel.durable.stores.postgres import filters, transaction
 from tickwheel.durable.stores.postgres import registry as postgres_registry
 from tickwheel.durable.stores.postgres import schedules as postgres_schedules
 from tickwheel.durable.stores.postgres import statements as sql
@@ -63,8 +64,17 @@ LISTS = FILTERS | {
 }
 
 
+RANGES = {name: LISTS[name] for name in ("all", "namespace", "service", "service_tagged")}
+PAGE: dict[str, Any] = {"now_ms": 0, "before": "f" * 32, "scan": 9, "limit": 9, "most_bytes": 9}
+
+
 def found_in(table, which):
-    return filters.find(table, which, now_ms=0, before="f" * 32, scan=9, limit=9, most_bytes=9)[0]
+    return filters.find(table, which, **PAGE)[0]
+
+
+def of_user(statement):
+    """A statement for the user's connection, as one of the store's."""
+    return statement.format("$1", "$2", "$3", schema="tickwheel")
 
 
 STATEMENTS = {
@@ -95,6 +105,14 @@ STATEMENTS = {
     "services_of_latest": sql.SERVICES_OF_LATEST,
     "cancel": sql.cancel(),
     "reschedule": sql.reschedule(),
+    "cancel_where": sql.cancel("true"),
+    "reschedule_where": sql.reschedule("true"),
+    "user_cancel": of_user(transaction.CANCEL),
+    "user_reschedule": of_user(transaction.RESCHEDULE),
+    "user_states": of_user(transaction.STATES),
+    "user_by_key": of_user(transaction.BY_KEY),
+    "due_exact": sql.DUE_EXACT,
+    "due_estimate": sql.DUE_ESTIMATE,
     "expire": sql.EXPIRE,
     "states": sql.STATES_BY_ID,
     "get": sql.BY_ID,
@@ -119,6 +137,10 @@ STATEMENTS = {
     "still_unclaimed": sql.still_unclaimed("true"),
     **{f"live_{name}": found_in("task", which) for name, which in LISTS.items()},
     **{f"final_{name}": found_in("backlog", which) for name, which in LISTS.items()},
+    **{
+        f"find_due_{name}": filters.find_due(one, (0, 9), **PAGE)[0] for name, one in RANGES.items()
+    },
+    **{f"count_due_{name}": filters.count_due(one, (0, 9), 9)[0] for name, one in RANGES.items()},
 }
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from contracts.stores import (
     ALL,
+    HOUR,
     SHARDS,
     ending,
     everything,
@@ -175,6 +176,21 @@ class TestAPage:
         steps = await store._read(work)
         assert re.match(rf"SEARCH t USING INDEX sqlite_autoindex_{table}_1 \(id=\?\)", steps[-1])
         assert "CO-ROUTINE" in steps[0]
+
+
+class TestServicesDue:
+    async def test_the_cost_follows_what_is_due_and_not_the_number_of_services(self, store):
+        at = now(store)
+        later = [task(store, service=f"s{n}", due_at_ms=at + HOUR) for n in range(5_000)]
+        await stored(store, task(store, service="due", due_at_ms=at), *later)
+        steps = []
+
+        def work(connection):  # both drivers have it: a call for each step of SQLite
+            connection._connection.set_progress_handler(lambda: bool(steps.append(1)), 1)
+
+        await store._read(work)
+        assert await store.services(at) == await store.services(at, at - HOUR) == ["due"]
+        assert 0 < len(steps) < 200
 
 
 class TestManyRows:

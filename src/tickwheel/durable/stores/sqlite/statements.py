@@ -172,6 +172,15 @@ SERVICES_LIVE = """
     )
     SELECT service FROM name WHERE service IS NOT NULL
 """
+# The services of the latest tasks due after and up to a time, with the number of these tasks.
+LATEST_ROWS = 5_000
+SERVICES_OF_LATEST = f"""
+    SELECT service, count(*) FROM (
+        SELECT service FROM task INDEXED BY task_time
+        WHERE due_at_ms > ? AND due_at_ms <= ? ORDER BY due_at_ms DESC LIMIT {LATEST_ROWS}
+    ) GROUP BY service
+"""
+# The same by a step for each service, for when very much is due.
 SERVICES_DUE = f"""
     {SERVICES_LIVE} AND (
         SELECT min(t.due_at_ms) FROM task t WHERE t.service = name.service AND t.due_at_ms > ?

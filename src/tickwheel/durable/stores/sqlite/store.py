@@ -329,14 +329,19 @@ class SqliteStore:
         return await self._write(Rank.OUTCOME, work)
 
     async def services(self, until_ms: int | None = None, since_ms: int = -1) -> list[str]:
-        """Return the services with live tasks, or with tasks due in that time, by name."""
+        """Return the services with live tasks, or with tasks due in that time, by name.
+
+        The statement reads tasks by due time, and costs as much as is due. If that is very much, it
+        returns with `since_ms` the services of the latest tasks.
+        """
 
         def work(connection: Connection) -> list[str]:
             if until_ms is None:
-                rows = connection.run(sql.SERVICES_LIVE)
-            else:
+                return [name for (name,) in connection.run(sql.SERVICES_LIVE)]
+            rows = connection.run(sql.SERVICES_OF_LATEST, (since_ms, until_ms))
+            if since_ms < 0 and sum(count for _, count in rows) >= sql.LATEST_ROWS:
                 rows = connection.run(sql.SERVICES_DUE, (since_ms, until_ms))
-            return [name for (name,) in rows]
+            return [row[0] for row in rows]
 
         return await self._read(work)
 
