@@ -100,7 +100,7 @@ bench-service: $(READY) ## Compare the service over HTTP with others
 bench-channels: $(READY) ## Compare the channels of brokers with bare publishers
 	@tools/debian-packages $(PACKAGES)
 	@tools/kafka
-	$(BIN)/python benchmarks/channels.py --output docs/benchmarks
+	$(BIN)/python benchmarks/channels.py
 
 .PHONY: bench-scale
 bench-scale: $(READY) ## Simulate a cluster of 1,000 nodes and 10^9 tasks

@@ -1,4 +1,4 @@
-"""The brokers of the channel benchmark: each with a server, an endpoint and a bare publisher.
+"""The contestants of the channel benchmark: each with a server, an endpoint and a bare publisher.
 
 A bare publisher sends the same bodies and as many headers with the same library, in batches, and
 waits for all confirms of a batch. To add a broker, derive from `Contestant` and list it.
@@ -334,11 +334,53 @@ class NatsJetStream(Contestant):
                 await asyncio.gather(*confirms)
 
 
+class Grpc(Contestant):
+    """A callee of CallbackService in a process of its own; grpcio calls it directly."""
+
+    name = "gRPC"
+    protocol = "grpc"
+
+    @staticmethod
+    def make_server() -> Any:
+        """Return a callee that answers OK at once."""
+        from grpc_callee import CalleeServer
+
+        return CalleeServer()
+
+    @property
+    def endpoint(self) -> str:
+        """The callee."""
+        return str(self.server.url)
+
+    async def prepare(self) -> None:
+        """Do nothing: the callee keeps nothing."""
+
+    async def publish(self, bodies: Sequence[bytes]) -> None:
+        """Call for each body of a batch at once, then wait for all answers."""
+        import grpc
+
+        from tickwheel.v1 import callback_pb2, callback_pb2_grpc
+
+        metadata = tuple(HEADERS.items())
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{self.server.port}") as channel:
+            stub = callback_pb2_grpc.CallbackServiceStub(channel)
+            for batch in batches(bodies):
+                requests = [
+                    callback_pb2.CallRequest(
+                        task_id=HEADERS["webhook-id"], service="orders", payload=body.decode(),
+                        attempt=1, epoch=1,
+                    )
+                    for body in batch
+                ]  # fmt: skip
+                await asyncio.gather(*[stub.Call(one, metadata=metadata) for one in requests])
+
+
 CONTESTANTS = {
     "rabbitmq": RabbitMQ,
     "redis": RedisStreams,
     "kafka": Kafka,
     "nats": NatsJetStream,
+    "grpc": Grpc,
     "celery-rabbitmq": CeleryOnRabbitMQ,
     "celery-redis": CeleryOnRedis,
 }

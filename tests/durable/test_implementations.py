@@ -1,5 +1,6 @@
 """Implementations by name: what is chosen, and what is said when a package is missing."""
 
+import importlib
 import subprocess
 import sys
 import tomllib
@@ -82,6 +83,22 @@ def test_without_one_of_the_packages_of_grpc_its_services_are_refused(monkeypatc
     hide(monkeypatch, package, "tickwheel.durable.channels.grpc.calls")
     with pytest.raises(ImportError, match=r"protocol 'grpc' .*pip install 'tickwheel\[grpc\]'"):
         channels()["grpc"].check(Service("mail", "grpc", endpoint="grpc://example.org:443"))
+
+
+PACKAGES = {
+    "rabbitmq": "aiormq", "celery": "kombu", "redis": "redis.asyncio.connection",
+    "kafka": "aiokafka", "nats": "nats.aio.client",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("protocol", BROKERS)
+def test_without_its_package_the_services_of_a_broker_are_refused(monkeypatch, protocol):
+    module, _ = BROKERS[protocol]
+    importlib.import_module(module)
+    hide(monkeypatch, PACKAGES[protocol], module)
+    expected = rf"protocol '{protocol}' .*pip install 'tickwheel\[{protocol}\]'"
+    with pytest.raises(ImportError, match=expected):
+        channels()[protocol].check(Service("mail", protocol, endpoint="any://example.org"))
 
 
 def test_a_scheduler_that_calls_nothing_over_grpc_does_not_load_it(tmp_path):

@@ -241,4 +241,5 @@ async def test_a_broker_that_is_killed_in_a_burst_loses_no_confirmed_message(cha
             await asyncio.sleep(0.02)
     found = await asyncio.to_thread(read, server)
     assert failures > 0, "the broker was killed after the burst"
-    assert confirmed - set(found) == set()
+    assert set(found) == confirmed
+    print(f"{server.name}: {BURST} messages, 1 kill: {len(found) - len(confirmed)} duplicates")
