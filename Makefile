@@ -201,7 +201,8 @@ test-pythons: ## Run the tests on each Python from 3.11 on that is found
 # The tests that touch what the package depends on; those in a browser test the page.
 LOWEST_TESTS := tests/web --ignore-glob '*_browser*' tests/http tests/client tests/cli tests/receiver tests/contracts/test_tasks.py \
     tests/contracts/overflow_buffer tests/durable/stores/postgres/test_store.py tests/durable/coordinators/test_zookeeper.py \
-    tests/overflow_buffers/test_buffers.py tests/test_django.py
+    tests/overflow_buffers/test_buffers.py tests/test_django.py \
+    $(foreach channel,kafka nats rabbitmq redis,tests/durable/channels/test_$(channel).py)
 
 .PHONY: mutants
 mutants: $(READY) ## Put known faults into a copy of the code, one at a time, and see that the tests catch each
@@ -211,6 +212,7 @@ mutants: $(READY) ## Put known faults into a copy of the code, one at a time, an
 .PHONY: test-lowest
 test-lowest: ## Run the tests that touch dependencies with the lowest declared version of each
 	@tools/debian-packages $(PACKAGES)
+	@tools/kafka
 	@$(MAKE) --no-print-directory build/lowest/.made VENV=build/lowest
 	build/lowest/bin/python tools/lowest-versions > build/lowest/constraints.txt
 	TICKWHEEL_PURE=1 build/lowest/bin/pip install -q --progress-bar off -c build/lowest/constraints.txt -e '.[test]'

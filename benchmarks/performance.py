@@ -169,6 +169,8 @@ def run(name: str, directory: Path, *, is_quick: bool) -> bool:
     """Run a benchmark unless its output exists; return whether it exists now."""
     output = directory / f"{name}.json"
     if output.exists():
+        hours = (time.time() - output.stat().st_mtime) / 3600
+        print(f"{name}: not run again; {output} is {hours:.1f} h old", flush=True)
         return True
     show_progress(f"{name} ...")
     directory.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import os
+import re
 import shutil
 from pathlib import Path
 
@@ -47,6 +49,18 @@ def run(report, tmp_path):
         return report.main(["--only", "wheel", "--output", str(tmp_path / "outputs"), *words])
 
     return apply
+
+
+def test_the_age_of_an_output_that_is_taken_over_is_printed(run, tmp_path, capsys):
+    output = tmp_path / "outputs" / "wheel.json"
+    then = output.stat().st_mtime - 5 * 3600
+    os.utime(output, (then, then))
+    run("--accept")
+    printed = re.search(
+        r"^wheel: not run again; (.*) is ([\d.]+) h old$", capsys.readouterr().out, re.MULTILINE
+    )
+    assert printed[1] == str(output)
+    assert float(printed[2]) >= 5
 
 
 def test_the_page_is_the_generated_one(report):

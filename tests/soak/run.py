@@ -163,9 +163,9 @@ class Soak:
             self.faults += [f"node{number}: {line}" for line in errors[:5]]
 
     def sample(self):
-        found = {name: samples.process(pid) for name, pid in self.pids.items()}
-        for name, one in self.programs.items():
-            found[name] |= one.lateness()
+        found = self._of_running(samples.process)
+        for name in found.keys() & self.programs.keys():
+            found[name] |= self.programs[name].lateness()
         at = time.monotonic() - self._began
         for source, values in (
             found | self._database.sample() | samples.sqlite(self._path)
@@ -173,9 +173,21 @@ class Soak:
             for measure, value in values.items():
                 self.series[source, measure].append((round(at, 1), value))
 
+    def _of_running(self, measure):
+        """Return what `measure` says of each process; one that has ended is a fault, once."""
+        found = {}
+        for name, pid in [*self.pids.items()]:
+            try:
+                found[name] = measure(pid)
+            except (FileNotFoundError, ProcessLookupError):
+                del self.pids[name]
+                at = time.monotonic() - self._began
+                self.faults.append(f"{name}: it ended after {at:.0f} s, before the run did")
+        return found
+
     def _cpu_shares(self):
         """Return the share of one core that each process has used."""
-        used = {name: samples.cpu_seconds(pid) for name, pid in self.pids.items()}
+        used = self._of_running(samples.cpu_seconds)
         used["postgres"] = self._database.cpu_seconds()
         elapsed = time.monotonic() - self._began
         return {name: round(seconds / elapsed, 3) for name, seconds in used.items()}

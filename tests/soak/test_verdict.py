@@ -38,6 +38,17 @@ def test_a_slow_leak_grows_in_spite_of_noise():
         assert found.per_hour == pytest.approx(3600 * 4_000, rel=0.3)
 
 
+@pytest.mark.parametrize(
+    ("level", "per_hour", "flat"),
+    [(40, 12, False), (100, 12, False), (300, 12, True), (100, 4, True)],
+)
+def test_what_grows_slower_than_the_resolution_is_flat(level, per_hour, flat):
+    for seed in range(20):
+        noisy = noise(MIB / 2, seed)
+        found = memory(lambda second, n=noisy: (level + per_hour * second / 3600) * MIB + n())
+        assert found.flat == flat, seed
+
+
 @pytest.mark.parametrize("period", [30, 200, 420, 550])
 def test_the_sawtooth_of_an_allocator_is_flat(period):
     assert memory(lambda second: LEVEL + second % period / period * 20 * MIB).flat
