@@ -329,7 +329,7 @@ if (child := os.fork()) == 0:
     os._exit(0)
 print(os.waitpid(child, 0)[1], len(scheduler.started().list().items))
 """
-    assert project.script(text) == "0 2\n"
+    assert project.script(text).splitlines()[-1] == "0 2"  # Python 3.12 warns of the thread
 
 
 ADMIN = """

@@ -104,20 +104,23 @@ def shop(broker, backend, server="", service="celery"):
 
 
 class Worker:
-    """An ordinary `celery worker` for the app of the environment."""
+    """An ordinary `celery worker`, by default for the app of the environment."""
 
-    def __init__(self, path, *options):
+    def __init__(self, path, *options, app="shop", folder=HERE):
         self.log_path = path / "worker.log"
+        self._app = app
+        self._folder = folder
         self._options = options
         self._process = None
 
     def __enter__(self):
-        command = [sys.executable, "-m", "celery", "-A", "shop", "worker", "-c", "1", "-l", "INFO"]
+        name = f"w{os.getpid()}@test"
+        options = ["worker", "-c", "1", "-l", "INFO", "-n", name, *self._options]
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, "-n", f"w{os.getpid()}@test", *self._options],
-                stdout=log, stderr=log, cwd=HERE, env=os.environ | {"PYTHONPATH": str(HERE)},
-                start_new_session=True,
+                [sys.executable, "-m", "celery", "-A", self._app, *options],
+                stdout=log, stderr=log, cwd=self._folder, start_new_session=True,
+                env=os.environ | {"PYTHONPATH": str(self._folder)},
             )  # fmt: skip
         servers.wait_until(self._is_ready, "the worker is ready")
         return self

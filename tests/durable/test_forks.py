@@ -1,6 +1,7 @@
 """A fork while a scheduler runs, and the recipes for servers that fork or reload, as processes."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -164,12 +165,18 @@ class Site:
 
     def order(self):
         """Submit one task by a request; whether it was stored."""
-        url = f"http://127.0.0.1:{self.port}/orders/{self._orders}"
+        if stored := self._post(f"/orders/{self._orders}") is not None:
+            self._orders += 1
+        return stored
+
+    def _post(self, path):
+        """Return the answer to a request, or None if there is none."""
+        url = f"http://127.0.0.1:{self.port}{path}"
         with contextlib.suppress(OSError):
-            with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=20):
-                self._orders += 1
-            return True
-        return False
+            request = urllib.request.Request(url, method="POST")
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                return json.load(answer)
+        return None
 
     def runs(self):
         """The runs so far: number of the order, process, version of the code."""
@@ -185,6 +192,7 @@ class Site:
         wait_until(lambda: len(self.runs()) >= self._orders, "all have run")
         assert set(Counter(order for order, _, _ in self.runs()).values()) == {1}
         assert self.server.pid not in {pid for _, pid, _ in self.runs()}
+        assert self._post("/orders/0/paid") == {"in_time": False}
 
     def check_reload(self):
         """Change the code: what is submitted to the new process is run by the new code."""
