@@ -61,9 +61,9 @@ class TestOverview:
         expect(page.locator(".figure").first.locator(".value")).not_to_have_text("–")
         page.get_by_role("link", name="Services").click()
         heading(page, "Services")
-        rows = """import("./static/live.js").then(({ live }) => live.last.history.rows.length)"""
-        before = page.evaluate(rows)
-        page.wait_for_function(f"least => {rows}.then(rows => rows >= least)", arg=before + 2)
+        page.evaluate("import('./static/live.js').then(({ live }) => { window.live = live; })")
+        rows = "live.last.history.rows.length"
+        page.wait_for_function(f"least => {rows} >= least", arg=page.evaluate(rows) + 2)
 
     def test_tasks_that_wait_for_a_permit_are_not_on_the_wheel(self, page, server):
         stream(page, figures=figures(server, held=10, waiting=7))
