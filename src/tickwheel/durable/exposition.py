@@ -91,11 +91,11 @@ def collect_families(
     """
     metrics = Collector(worker)
     add_process(metrics, node, counts)
-    add_health(metrics, node)
-    add_services(metrics, node, within)
     if within is None:
         add_tasks(metrics, node, counts)
         add_wheel(metrics, node)
+    add_health(metrics, node)
+    add_services(metrics, node, within)
     return metrics.families
 
 
