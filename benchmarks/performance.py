@@ -45,6 +45,9 @@ MIN_SPREAD = 0.10
 ONE_SPREAD = 0.25
 """The assumed spread of a figure with one repetition."""
 
+MAX_NOISE = 0.5
+"""A comparison with more noise than this shows no loss, and says so."""
+
 Record = dict[str, Any]
 Records = dict[str, Record]
 """Benchmark -> its JSON; a benchmark without one is left out."""
@@ -64,7 +67,7 @@ one. The spread of a figure is the range of its repetitions relative to the medi
 {MIN_SPREAD:.0%}; it is taken as {ONE_SPREAD:.0%} if there is one repetition. The *spread* of a
 ratio adds the squares of both. The noise of a comparison with the committed figures adds the
 squares of the spreads of both ratios. `make report` fails if a ratio is worse than the committed
-one by more than that noise.
+one by more than that noise. Above {MAX_NOISE:.0%} it prints *too noisy* instead of *same*.
 
 """
 
@@ -118,7 +121,7 @@ class Comparison:
             return "RED"
         if self.measured.value > (1 + self.noise) * self.committed.value:
             return "better"
-        return "same"
+        return "same" if self.noise <= MAX_NOISE else "too noisy"
 
 
 def main(words: list[str] | None = None) -> int:
@@ -178,9 +181,11 @@ def run(name: str, directory: Path, *, is_quick: bool) -> bool:
     program += ["--output", str(directory), *["--quick"] * is_quick]
     started = time.monotonic()
     with (directory / f"{name}.log").open("w") as log:
-        subprocess.run(program, stdout=log, stderr=log, check=False)
+        done = subprocess.run(program, stdout=log, stderr=log, check=False)
     show_progress("")
     print(f"{name}: {time.monotonic() - started:.0f} s", flush=True)
+    if done.returncode:
+        output.unlink(missing_ok=True)  # it may have been written before the failure
     return output.exists()
 
 

@@ -122,6 +122,12 @@ def test_a_figure_that_is_worse_within_its_noise_is_not_red(run, change):
     assert run() == 0
 
 
+def test_a_comparison_with_much_noise_is_not_called_the_same(run, change, capsys):
+    change(lambda runs: [0.5 * runs[0], *runs[1:], 1.5 * runs[0]])
+    assert run() == 0
+    assert " too noisy |" in capsys.readouterr().out
+
+
 def test_a_figure_that_was_not_measured_fails(run, change, capsys):
     change(lambda runs: [])
     assert run() == 1
