@@ -6,7 +6,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from web.browsing import confirm, heading, opened, press, told
+from web.browsing import confirm, expects, heading, opened, press, told
 from web.serving import Served
 
 WATCHDOG = 240.0
@@ -236,6 +236,7 @@ class TestLab:
         told(lab, "The link is this page's address")
 
     def test_an_invalid_link_says_why_and_its_controls_do_no_harm(self, page):
+        expects(page, 422)
         page.route("**/v1/lab/scene*", lambda route: route.fulfill(
             status=422, content_type="application/json",
             body=json.dumps({"detail": "size must be at least 2"}),
@@ -249,6 +250,7 @@ class TestLab:
 
     @pytest.mark.parametrize("status", [403, 503])
     def test_a_server_that_refuses_the_lab_is_quoted(self, page, status):
+        expects(page, status)
         page.route("**/v1/lab/presets", lambda route: route.fulfill(
             status=status, content_type="application/json",
             body=json.dumps({"detail": "come back later"}),

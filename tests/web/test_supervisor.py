@@ -72,7 +72,8 @@ class Scrape:
     def _check(self):
         """Check that each worker that is up is in every per-worker family, and no other is."""
         up = {str(number) for number, there in self.up.items() if there}
-        for name in ("tickwheel_info", "tickwheel_submitted", "tickwheel_lateness_seconds"):
+        totals = {"tickwheel_submitted", "tickwheel_lateness_seconds"}  # not in one namespace
+        for name in {"tickwheel_info"} | (totals & self.families.keys()):
             assert {one.labels["worker"] for one in self.families[name].samples} == up
         for name, family in self.families.items():
             for one in family.samples:

@@ -4,14 +4,14 @@ import json
 from typing import Any
 
 from fuzz.source import Source
-from tickwheel.web import cluster, due, services, tasks
+from tickwheel.web import cluster, heat_map, services, tasks
 from tickwheel.web.route import JSON, NDJSON
 from web.serving import Api
 
 # Without a trial call, which would call out, and without draining this node.
 ROUTES = [
     route
-    for route in (*tasks.ROUTES, *services.ROUTES, *due.ROUTES, *cluster.ROUTES)
+    for route in (*tasks.ROUTES, *services.ROUTES, *heat_map.ROUTES, *cluster.ROUTES)
     if not route.path.endswith(("/try", "/drain", "/readyz"))
 ]
 MEDIA = (JSON, NDJSON, None, "application/json; charset=utf-8", "text/plain")

@@ -211,6 +211,7 @@ class TestRestored:
         later = ["task.tags", "backlog.tags", "task.delivered_to", "attempt.delivered_to"]
         later += ["task.trace", "backlog.trace"]
         drops = ["ALTER TABLE {} DROP COLUMN {}".format(*one.split(".")) for one in later]
+        drops.append("DROP INDEX task_time")
         changed(backup, *drops, f"PRAGMA user_version = {VERSION_BEFORE_TAGS}")
         worker = start()
         restore(backup, path)

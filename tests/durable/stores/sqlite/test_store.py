@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -297,7 +298,7 @@ asyncio.run(main())
 """
         directory = Path(tempfile.mkdtemp())
         try:
-            there = place._replace(address=str(directory / "tasks.db"))
+            there = replace(place, address=str(directory / "tasks.db"))
             store = there.store()
             if what == "file":
                 await store.open()
@@ -349,13 +350,13 @@ asyncio.run(main())
 
     async def test_a_directory_that_cannot_be_made_is_unavailable(self, place):
         Path(place.address).touch()
-        store = place._replace(address=f"{place.address}/below/tasks.db").store()
+        store = replace(place, address=f"{place.address}/below/tasks.db").store()
         with pytest.raises(StoreUnavailable, match="below"):
             await store.open()
         await store.close()
 
     async def test_missing_directories_are_made(self, place):
-        below = place._replace(address=str(Path(place.address).parent / "a" / "b" / "tasks.db"))
+        below = replace(place, address=str(Path(place.address).parent / "a" / "b" / "tasks.db"))
         store = below.store()
         await store.open()
         assert Path(below.address).exists()
