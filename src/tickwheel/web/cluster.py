@@ -152,7 +152,7 @@ async def metrics(call: Call) -> Reply:
     within, counting = call.access.within, store_counts(call.app.node.store)
     workers = call.app.worker_metrics
     if workers is None:
-        families = app_families(call.app, await counting, within)
+        families = await app_families(call.app, await counting, within)
     else:
         families = await workers.merge(within, counting)
     return Reply(exposition(families).encode(), media=MEDIA_TYPE.encode())

@@ -25,6 +25,7 @@ from tickwheel.durable.steps.loop import Steps
 from tickwheel.durable.steps.prune import Prune
 from tickwheel.durable.steps.recurring import Recurring
 from tickwheel.durable.steps.submit import Submit
+from tickwheel.durable.time_slices import TimeSlices
 from tickwheel.values.task import namespace_of
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Node:
         self.dispatches = dispatches
         self.coordinator = coordinator
         self.channels = channels
+        self.slices = TimeSlices()  # of metrics and statistics
         self._timer = AsyncTimer(0.0001, clock=clock)
         self._started = SystemClock().time()
         self._steps = steps = Steps(self._timer)

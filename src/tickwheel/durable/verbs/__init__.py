@@ -53,4 +53,4 @@ class Verbs(ReplayVerbs, ScheduleVerbs):
         Your web framework answers a scrape with it, as `text/plain; version=0.0.4`.
         """
         node = self._running_node()
-        return exposition(collect_families(node, await store_counts(node.store)))
+        return exposition(await collect_families(node, await store_counts(node.store)))
