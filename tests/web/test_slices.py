@@ -12,6 +12,7 @@ from itertools import pairwise
 import pytest
 
 from tickwheel.durable import exposition
+from tickwheel.durable.steps import node
 from tickwheel.durable.steps.node import Node
 from tickwheel.durable.time_slices import PAUSE_ITERATIONS
 from tickwheel.web import bodies, services
@@ -169,18 +170,34 @@ def test_a_list_of_many_services_does_not_block_others(watch, monkeypatch):
     assert watch.slices == 3
 
 
-def test_metrics_of_many_services_do_not_block_others(watch, monkeypatch):
-    monkeypatch.setattr(exposition, "SLICE_SERVICES", 3)
-    for number in range(10):
-        watch.api.service(f"s{number}")
-    waits = []
-    wait = watch.api.app.node.slices.wait
+def counted_waits(watch, monkeypatch):
+    """Return a list that grows with each slice of metrics or statistics."""
+    waits, slices = [], watch.api.app.node.slices
+    wait = slices.wait
 
     async def counted():
         waits.append(1)
         await wait()
 
-    monkeypatch.setattr(watch.api.app.node.slices, "wait", counted)
+    monkeypatch.setattr(slices, "wait", counted)
+    return waits
+
+
+def test_statistics_of_many_services_do_not_block_others(watch, monkeypatch):
+    monkeypatch.setattr(node, "SLICE_SERVICES", 3)
+    for number in range(10):
+        watch.api.service(f"s{number}")
+    waits = counted_waits(watch, monkeypatch)
+    found = watch.api.get("/v1/stats", status=200).json["services"]
+    assert [*found] == ["mail", *(f"s{number}" for number in range(10))]
+    assert len(waits) == 3
+
+
+def test_metrics_of_many_services_do_not_block_others(watch, monkeypatch):
+    monkeypatch.setattr(exposition, "SLICE_SERVICES", 3)
+    for number in range(10):
+        watch.api.service(f"s{number}")
+    waits = counted_waits(watch, monkeypatch)
     text = watch.api.get("/metrics", status=200).body.decode()
     names = re.findall(r'tickwheel_service_enabled{service="(\w+)"}', text)
     assert names == ["mail", *(f"s{number}" for number in range(10))]
@@ -191,9 +208,9 @@ def test_statistics_of_a_namespace_are_made_of_its_services_only(watch, monkeypa
     made = []
     real = Node._service_stats
 
-    def noted(node, name):
+    def noted(self, name):
         made.append(name)
-        return real(node, name)
+        return real(self, name)
 
     monkeypatch.setattr(Node, "_service_stats", noted)
     headers = {"tickwheel-namespace": "acme"}

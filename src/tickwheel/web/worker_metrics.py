@@ -84,7 +84,7 @@ class WorkerMetrics:
         workers: int,
         directory: str,
         own: Callable[[str | None, Counts | None], Awaitable[list[Family]]],
-        figures: Callable[[str, str | None], Any] | None = None,
+        figures: Callable[[str, str | None], Awaitable[Any]] | None = None,
     ) -> None:
         self.number = number
         self.workers = workers
@@ -172,7 +172,7 @@ class WorkerMetrics:
             return [one for one in await self._own(question, None) if not one.shared]
         if self._figures is None:
             raise ValueError("this worker has no figures")
-        return self._figures(question.kind, question.within)
+        return await self._figures(question.kind, question.within)
 
     def _path(self, number: int) -> Path:
         return self._directory / str(number)
