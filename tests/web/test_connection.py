@@ -20,12 +20,12 @@ import uvloop
 from uvicorn.server import ServerState
 
 from tickwheel import SystemClock
+from tickwheel.durable.time_slices import PAUSE_ITERATIONS
 from tickwheel.web import protocol
 from tickwheel.web.connection_limit import ConnectionLimit
 from tickwheel.web.protocol import MAX_HEADERS, SLICE_BYTES
 from tickwheel.web.route import ANSWER
 from tickwheel.web.server import uvicorn_config
-from tickwheel.web.time_slices import PAUSE_ITERATIONS
 from tickwheel.web.tls import Certificate, Listener
 from web.authority import Authority
 from web.serving import PATIENCE, wait_until

@@ -19,6 +19,7 @@ IMPORTED = {
     "tickwheel.durable.registry",
     "tickwheel.durable.metrics",
     "tickwheel.durable.exposition",
+    "tickwheel.durable.time_slices",
     "tickwheel.durable.directory.configuration",
     "tickwheel.durable.directory.directory",
     "tickwheel.durable.directory.tokens",

@@ -6,16 +6,19 @@ are answered between two of them.
 
 import asyncio
 import json
+import re
 from itertools import pairwise
 
 import pytest
 
+from tickwheel.durable import exposition
+from tickwheel.durable.steps import node
 from tickwheel.durable.steps.node import Node
+from tickwheel.durable.time_slices import PAUSE_ITERATIONS
 from tickwheel.web import bodies, services
 from tickwheel.web.app import Limits
 from tickwheel.web.bodies import LARGE_BYTES, Bodies
 from tickwheel.web.tasks import SLICE_BYTES, TASK_OVERHEAD_BYTES
-from tickwheel.web.time_slices import PAUSE_ITERATIONS
 from web.serving import HOST, JSON
 
 NDJSON = "application/x-ndjson"
@@ -167,13 +170,47 @@ def test_a_list_of_many_services_does_not_block_others(watch, monkeypatch):
     assert watch.slices == 3
 
 
+def counted_waits(watch, monkeypatch):
+    """Return a list that grows with each slice of metrics or statistics."""
+    waits, slices = [], watch.api.app.node.slices
+    wait = slices.wait
+
+    async def counted():
+        waits.append(1)
+        await wait()
+
+    monkeypatch.setattr(slices, "wait", counted)
+    return waits
+
+
+def test_statistics_of_many_services_do_not_block_others(watch, monkeypatch):
+    monkeypatch.setattr(node, "SLICE_SERVICES", 3)
+    for number in range(10):
+        watch.api.service(f"s{number}")
+    waits = counted_waits(watch, monkeypatch)
+    found = watch.api.get("/v1/stats", status=200).json["services"]
+    assert [*found] == ["mail", *(f"s{number}" for number in range(10))]
+    assert len(waits) == 3
+
+
+def test_metrics_of_many_services_do_not_block_others(watch, monkeypatch):
+    monkeypatch.setattr(exposition, "SLICE_SERVICES", 3)
+    for number in range(10):
+        watch.api.service(f"s{number}")
+    waits = counted_waits(watch, monkeypatch)
+    text = watch.api.get("/metrics", status=200).body.decode()
+    names = re.findall(r'tickwheel_service_enabled{service="(\w+)"}', text)
+    assert names == ["mail", *(f"s{number}" for number in range(10))]
+    assert (len(waits), text.count("# TYPE tickwheel_service_enabled ")) == (3, 1)
+
+
 def test_statistics_of_a_namespace_are_made_of_its_services_only(watch, monkeypatch):
     made = []
     real = Node._service_stats
 
-    def noted(node, name):
+    def noted(self, name):
         made.append(name)
-        return real(node, name)
+        return real(self, name)
 
     monkeypatch.setattr(Node, "_service_stats", noted)
     headers = {"tickwheel-namespace": "acme"}

@@ -58,9 +58,9 @@ class Crew:
         ]
 
     def _own(self, number, own):
-        def tell(within, counts):
+        async def tell(within, counts):
             self.asked.append((number, within))
-            return own(counts, within, number) if own else families(number)
+            return await own(counts, within, number) if own else families(number)
 
         return tell
 
@@ -150,15 +150,16 @@ class TestCollect:
 
     def test_a_long_answer_is_complete(self, directory):
         lines = [f"sent{{n={n}}} 1" for n in range(50_000)]
+        long = [Family("counter", "sent", "Sent.", lines)]
 
-        def many(*_):
-            return [Family("counter", "sent", "Sent.", lines)]
+        async def many(*_):
+            return long
 
         async def collect():
             async with Crew(directory, [0, 1], own=many) as crew:
                 return await crew[0].collect(None)
 
-        assert asyncio.run(collect())[1] == many()
+        assert asyncio.run(collect())[1] == long
 
 
 class TestRespond:

@@ -28,11 +28,16 @@ if TYPE_CHECKING:
     Counts = Mapping[str, int]
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+SLICE_SERVICES = 50  # whose metrics are collected in one time slice
 COUNT_SECONDS = 1.0  # a scrape must not wait for a store that hangs
 
 
 class Family(NamedTuple):
-    """One metric: its metadata, and its samples as lines of the text format."""
+    """One metric: its metadata, and its samples in the text format.
+
+    An element of `lines` is one line, or all lines of a time slice: a few long strings are faster
+    to pass on than many short ones.
+    """
 
     kind: str
     name: str
@@ -63,12 +68,13 @@ class Collector:
         """Add a histogram of the process for each set of labels."""
         lines = []
         for given, histogram in histograms:
-            labels = {**self._own, **given}
+            labels = format_labels({**self._own, **given})
+            bucket = f"{name}_bucket{labels[:-1]}," if labels else f"{name}_bucket{{"
             for bound, count in histogram.cumulative():
                 le = "+Inf" if bound == math.inf else f"{bound:g}"
-                lines.append(f"{name}_bucket{format_labels({**labels, 'le': le})} {count}")
-            lines.append(f"{name}_sum{format_labels(labels)} {format_number(histogram.sum)}")
-            lines.append(f"{name}_count{format_labels(labels)} {histogram.count}")
+                lines.append(f'{bucket}le="{le}"}} {count}')
+            lines.append(f"{name}_sum{labels} {format_number(histogram.sum)}")
+            lines.append(f"{name}_count{labels} {histogram.count}")
         self.families.append(Family("histogram", name, meaning, lines))
 
 
@@ -80,7 +86,7 @@ async def store_counts(store: Store) -> Counts | None:
     return None
 
 
-def collect_families(
+async def collect_families(
     node: Node, counts: Counts | None, within: str | None = None, worker: int | None = None
 ) -> list[Family]:
     """Return the metrics of a node.
@@ -88,6 +94,8 @@ def collect_families(
     - `counts` are the numbers of tasks in the store, or None if it does not answer.
     - `within` limits the metrics of services to one namespace, and leaves out the totals of all.
     - `worker` is the number of the process if there are several.
+
+    The metrics of many services are collected in time slices; services may change in between.
     """
     metrics = Collector(worker)
     add_process(metrics, node, counts)
@@ -95,8 +103,27 @@ def collect_families(
         add_tasks(metrics, node, counts)
         add_wheel(metrics, node)
     add_health(metrics, node)
-    add_services(metrics, node, within)
-    return metrics.families
+    names = sorted(
+        name
+        for name in {*node.services, *node.dispatch.flows}
+        if within is None or namespace_of(name) == within
+    )
+    return [*metrics.families, *await collect_services(node, names, worker)]
+
+
+async def collect_services(node: Node, names: list[str], worker: int | None) -> list[Family]:
+    """Return the metrics of each service, collected slice by slice."""
+    whole: list[Family] = []
+    for start in range(0, max(1, len(names)), SLICE_SERVICES):
+        if start:
+            await node.slices.wait()
+        part = Collector(worker)
+        add_services(part, node, names[start : start + SLICE_SERVICES])
+        whole = whole or [one._replace(lines=[]) for one in part.families]
+        for family, one in zip(whole, part.families, strict=True):
+            if one.lines:
+                family.lines.append("\n".join(one.lines))
+    return whole
 
 
 def exposition(families: Iterable[Family]) -> str:
@@ -104,7 +131,7 @@ def exposition(families: Iterable[Family]) -> str:
     lines = []
     for one in families:
         lines += [f"# HELP {one.name} {one.meaning}", f"# TYPE {one.name} {one.kind}", *one.lines]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, ""])  # one copy: it may have many MB
 
 
 def add_process(metrics: Collector, node: Node, counts: Counts | None) -> None:
@@ -203,20 +230,15 @@ def add_health(metrics: Collector, node: Node) -> None:
     )  # fmt: skip
 
 
-def add_services(metrics: Collector, node: Node, within: str | None) -> None:
-    """Add the metrics of each service."""
-    names = {
-        name
-        for name in {*node.services, *node.dispatch.flows}
-        if within is None or namespace_of(name) == within
-    }
-    flows = [(name, flow) for name, flow in sorted(node.dispatch.flows.items()) if name in names]
+def add_services(metrics: Collector, node: Node, names: list[str]) -> None:
+    """Add the metrics of the services with these names."""
+    flows = [(name, flow) for name in names if (flow := node.dispatch.flows.get(name)) is not None]
     metrics.add(
         "gauge", "tickwheel_service_enabled", "Whether tasks of the service are sent.",
         [
             ({"service": name}, one.enabled)
-            for name, one in sorted(node.services.items())
-            if name in names
+            for name in names
+            if (one := node.services.get(name)) is not None
         ],
     )  # fmt: skip
     metrics.add(
@@ -244,8 +266,8 @@ def add_services(metrics: Collector, node: Node, within: str | None) -> None:
         [
             ({"protocol": protocol, "service": name}, histogram)
             for protocol, channel in node.channels.items()
-            for name, histogram in sorted(channel.latencies.items())
-            if name in names
+            for name in names
+            if (histogram := channel.latencies.get(name)) is not None
         ],
     )  # fmt: skip
 

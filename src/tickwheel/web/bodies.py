@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tickwheel.durable.time_slices import TimeSlices
 from tickwheel.web.problems import HttpError
-from tickwheel.web.time_slices import TimeSlices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -70,7 +70,7 @@ async def stats(call: Call) -> Reply:
     within = call.access.within
     store = await call.scheduler.counts() if within is None else None
     if call.query.scope == "node":
-        return Reply({**own_stats(call.app, within), "store": store})
+        return Reply({**await own_stats(call.app, within), "store": store})
     found = msgspec.structs.asdict(await merged_figures(call, Stats))
     return Reply({**found, "store": store})
 
@@ -83,13 +83,13 @@ def own_wheel(app: App, within: str | None) -> schemas.Wheel:
     return schemas.Wheel(horizon.wheel.snapshot(), len(horizon.entries), horizon.all_waiting())
 
 
-def own_stats(app: App, within: str | None) -> dict[str, Any]:
+async def own_stats(app: App, within: str | None) -> dict[str, Any]:
     """Return the statistics of this process.
 
     With `within`, they are those of one namespace, and what is not counted by namespace is left
     out. Without it, the services are those of the default one, and the rest is of all namespaces.
     """
-    found = app.node.stats(within or "")
+    found = await app.node.stats(within or "")
     found["services"] = {
         views.local_name(name): figures for name, figures in found["services"].items()
     }
@@ -103,17 +103,17 @@ def own_stats(app: App, within: str | None) -> dict[str, Any]:
     return {**found, "uptime": app.uptime(), "version": app.version}
 
 
-def own_figures(app: App, kind: str, within: str | None) -> Stats | Wheel:
+async def own_figures(app: App, kind: str, within: str | None) -> Stats | Wheel:
     """Return the figures of this process, to be merged with others."""
     if kind == Wheel.__name__:
         return wheel_of(app.node.name, own_wheel(app, within))
-    return stats_of(own_stats(app, within))
+    return stats_of(await own_stats(app, within))
 
 
 async def merged_figures(call: Call, kind: type[Figures]) -> Figures:
     """Return the figures of this server's workers, or of the whole cluster."""
     within = call.access.within
-    own = [cast("Figures", own_figures(call.app, kind.__name__, within))]
+    own = [cast("Figures", await own_figures(call.app, kind.__name__, within))]
     if call.app.worker_metrics is not None:
         decoder = msgspec.json.Decoder(kind)
         own += await call.app.worker_metrics.figures_of_others(kind.__name__, within, decoder)
@@ -152,7 +152,7 @@ async def metrics(call: Call) -> Reply:
     within, counting = call.access.within, store_counts(call.app.node.store)
     workers = call.app.worker_metrics
     if workers is None:
-        families = app_families(call.app, await counting, within)
+        families = await app_families(call.app, await counting, within)
     else:
         families = await workers.merge(within, counting)
     return Reply(exposition(families).encode(), media=MEDIA_TYPE.encode())

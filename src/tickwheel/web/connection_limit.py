@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Protocol
 
 from tickwheel.durable.permits import descriptors
-from tickwheel.web.time_slices import TimeSlices
+from tickwheel.durable.time_slices import TimeSlices
 
 if TYPE_CHECKING:
     from tickwheel.clock import Clock

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from tickwheel.web.app import App
 
 
-def app_families(
+async def app_families(
     app: App, counts: Counts | None, within: str | None = None, worker: int | None = None
 ) -> list[Family]:
     """Return all metrics of a server's process; the arguments are those of `collect_families`."""
     requests = Collector(worker)
     if within is None:
         add_requests(requests, app)
-    return [*collect_families(app.node, counts, within, worker), *requests.families]
+    return [*await collect_families(app.node, counts, within, worker), *requests.families]
 
 
 def merge_families(

@@ -83,8 +83,8 @@ class WorkerMetrics:
         number: int,
         workers: int,
         directory: str,
-        own: Callable[[str | None, Counts | None], list[Family]],
-        figures: Callable[[str, str | None], Any] | None = None,
+        own: Callable[[str | None, Counts | None], Awaitable[list[Family]]],
+        figures: Callable[[str, str | None], Awaitable[Any]] | None = None,
     ) -> None:
         self.number = number
         self.workers = workers
@@ -124,7 +124,7 @@ class WorkerMetrics:
     async def merge(self, within: str | None, counting: Awaitable[Counts | None]) -> list[Family]:
         """Return the families of all workers that respond; ask them and the store concurrently."""
         counts, by_worker = await asyncio.gather(counting, self.collect(within))
-        own = self._own(within, counts)
+        own = await self._own(within, counts)
         return merge_families(own, {**by_worker, self.number: own}, self.workers)
 
     async def figures_of_others(
@@ -160,19 +160,19 @@ class WorkerMetrics:
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 question = request_decoder.decode(await reader.readline())
-                writer.write(encode(self._response(question)))
+                writer.write(encode(await self._response(question)))
                 await writer.drain()
         except (OSError, ValueError, msgspec.DecodeError):
             writer.transport.abort()  # the other end is gone, or sent garbage
         else:
             writer.close()
 
-    def _response(self, question: str | FiguresRequest | None) -> Any:
+    async def _response(self, question: str | FiguresRequest | None) -> Any:
         if not isinstance(question, FiguresRequest):
-            return [one for one in self._own(question, None) if not one.shared]
+            return [one for one in await self._own(question, None) if not one.shared]
         if self._figures is None:
             raise ValueError("this worker has no figures")
-        return self._figures(question.kind, question.within)
+        return await self._figures(question.kind, question.within)
 
     def _path(self, number: int) -> Path:
         return self._directory / str(number)

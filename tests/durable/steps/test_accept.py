@@ -53,7 +53,7 @@ class TestAccepted:
             await app.submit_many([{"service": "s"}] * 50)
             await stage.settle()
             assert len(callee.calls) == 50
-            stats = app.node.stats()
+            stats = await app.node.stats()
             assert (stats["running"], stats["services"]["s"]["running"]) == (0, 0)
             assert (await app.list(state="running")).items != []
 
@@ -179,7 +179,7 @@ class TestAccepted:
             callee.answer = ACCEPTED
             await app.submit("s")
             await stage.advance(10)
-            assert app.node.stats()["services"]["s"]["breaker"] == "closed"
+            assert (await app.node.stats())["services"]["s"]["breaker"] == "closed"
 
 
 class TestFeedback:

@@ -475,7 +475,7 @@ class TestClaims:
             assert asked == pytest.approx([1.3 + 0.02 * n for n in range(6)], abs=0.003)
             await stage.advance(4)
             assert 12 <= len(asked) <= 18, "some at first, then one each second"
-            assert app._node.stats()["services"]["note"]["running"] == 0
+            assert (await app._node.stats())["services"]["note"]["running"] == 0
             ids.clear()
             await stage.advance(1.1)
         assert [number for _, number in stage.calls] == [1, 2, 3, 4, 0]

@@ -120,11 +120,11 @@ class TestServices:
             stored = [await app.get(task.id) for task in tasks]
             assert sum(task.attempt for task in stored) == 7
             assert sum(task.failures for task in stored) == 7
-            assert app.node.stats()["services"]["s"]["breaker"] == "open"
+            assert (await app.node.stats())["services"]["s"]["breaker"] == "open"
             callee.answer = OK
             await stage.advance(30)
             assert len(callee.calls) == 20, "those that had not failed are called at once"
-            assert app.node.stats()["services"]["s"]["breaker"] == "closed"
+            assert (await app.node.stats())["services"]["s"]["breaker"] == "closed"
 
     async def test_calls_restart_slowly_after_an_outage(self, stage):
         app, callee = calling(stage, BROKEN)
@@ -156,7 +156,7 @@ class TestServices:
             held.give(BROKEN, 4)  # those of before, which have hung until now
             await stage.advance(5)
             assert len(callee.calls) == 11, "the probe is still under way"
-            assert app.node.stats()["services"]["s"]["breaker"] == "half-open"
+            assert (await app.node.stats())["services"]["s"]["breaker"] == "half-open"
             held.give(BROKEN, 4)
             await stage.settle()
             assert len(callee.calls) == 11
@@ -317,7 +317,7 @@ class TestServices:
             )
             tasks = await app.submit_many([{"service": "s"}] * 2)
             await stage.advance(5)
-            assert app.node.stats()["services"]["s"]["breaker"] == "open"
+            assert (await app.node.stats())["services"]["s"]["breaker"] == "open"
             assert app.node.dispatch.flows["s"].under_way == 0
             assert [(await app.get(task.id)).failures for task in tasks] == [1, 1]
 
@@ -335,7 +335,7 @@ class TestServices:
             app.node.store.claim = away(app.node.store.claim, 1)
             await stage.advance(2)
             assert callee.times == [0.0, pytest.approx(10.1)]
-            assert app.node.stats()["services"]["s"]["breaker"] == "closed"
+            assert (await app.node.stats())["services"]["s"]["breaker"] == "closed"
 
     async def test_a_service_that_is_enabled_again_is_called_at_once(self, stage):
         app, callee = calling(stage, BROKEN)
@@ -397,7 +397,7 @@ class TestServices:
             await app.put_service("s", endpoint=URL, rate=1)
             await app.submit_many([{"service": "s", "delay": 1}] * 3)
             await stage.advance(5)
-            lateness = app.node.stats()["lateness"]
+            lateness = (await app.node.stats())["lateness"]
             assert lateness["count"] == 3
             assert lateness["sum"] == pytest.approx(0 + 1 + 2, abs=0.01)
             assert lateness["buckets"][-1] == [None, 3]

@@ -166,12 +166,12 @@ class TestLost:
             await stage.settle()
             held.give(BROKEN)
             await stage.advance(2)
-            assert app.node.stats()["services"]["s"]["breaker"] == "half-open"
+            assert (await app.node.stats())["services"]["s"]["breaker"] == "half-open"
             await self.take_over(app, await app.get(task.id))
             callee.answer = OK
             await stage.advance(15)
             assert await outcome(app, task) == (State.FINISHED, 3, 2)
-            assert app.node.stats()["services"]["s"]["breaker"] == "closed"
+            assert (await app.node.stats())["services"]["s"]["breaker"] == "closed"
 
     async def test_an_answer_after_the_lease_was_lost_is_ignored(self, stage):
         first, second = stage.app(node="first"), stage.app(node="second")

@@ -25,6 +25,7 @@ from tickwheel.durable.steps.loop import Steps
 from tickwheel.durable.steps.prune import Prune
 from tickwheel.durable.steps.recurring import Recurring
 from tickwheel.durable.steps.submit import Submit
+from tickwheel.durable.time_slices import TimeSlices
 from tickwheel.values.task import namespace_of
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from tickwheel.values.service import Service
 
 FIRST_STEPS = ("coordinator", "loader", "dispatch")  # the others wait until tasks are loaded
+SLICE_SERVICES = 100  # whose statistics are made in one time slice
 STOP_SECONDS = 2.0  # for a statement that runs when the node stops
 
 
@@ -75,6 +77,7 @@ class Node:
         self.dispatches = dispatches
         self.coordinator = coordinator
         self.channels = channels
+        self.slices = TimeSlices()  # of metrics and statistics
         self._timer = AsyncTimer(0.0001, clock=clock)
         self._started = SystemClock().time()
         self._steps = steps = Steps(self._timer)
@@ -269,12 +272,19 @@ class Node:
         await self._timer.close()
         self.directory.close()
 
-    def stats(self, within: str | None = None) -> dict[str, Any]:
+    async def stats(self, within: str | None = None) -> dict[str, Any]:
         """Return counts of what this node holds and has done.
 
-        `within`: only the services of this namespace.
+        `within`: only the services of this namespace. Many are handled in time slices, before the
+        other counts.
         """
         names = [one for one in self.services if within is None or namespace_of(one) == within]
+        services = {}
+        for number, name in enumerate(sorted(names), 1):
+            if name in self.services:  # not deleted between two slices
+                services[name] = self._service_stats(name)
+            if number % SLICE_SERVICES == 0:
+                await self.slices.wait()
         return {
             "node": self.name,
             "nodes": self.coordinator.node_count(),
@@ -288,7 +298,7 @@ class Node:
             "lateness": summary(self.dispatch.lateness),
             "unready": self.health.unready(),
             "stalled": {str(one): stall.seconds for one, stall in self.health.stalled.items()},
-            "services": {name: self._service_stats(name) for name in sorted(names)},
+            "services": services,
             "wheel": self.horizon.wheel.snapshot(),
         }
 

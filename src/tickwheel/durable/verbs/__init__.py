@@ -45,7 +45,7 @@ class Verbs(ReplayVerbs, ScheduleVerbs):
 
     async def stats(self) -> dict[str, Any]:
         """Return statistics of this process and of the store."""
-        return {**self._running_node().stats(), "store": await self.counts()}
+        return {**await self._running_node().stats(), "store": await self.counts()}
 
     async def metrics(self) -> str:
         """Return the metrics of this process and of the store, in Prometheus' text format.
@@ -53,4 +53,4 @@ class Verbs(ReplayVerbs, ScheduleVerbs):
         Your web framework answers a scrape with it, as `text/plain; version=0.0.4`.
         """
         node = self._running_node()
-        return exposition(collect_families(node, await store_counts(node.store)))
+        return exposition(await collect_families(node, await store_counts(node.store)))

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from tickwheel.durable.time_slices import LONG_SLICE_SECONDS, TimeSlices
 from tickwheel.testing import JumpingEventLoop
-from tickwheel.web.time_slices import LONG_SLICE_SECONDS, TimeSlices
 
 SECOND = 10**9
 
