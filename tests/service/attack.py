@@ -5,6 +5,7 @@
 - The attackers run in another process, without a token and with one of scope `submit`. They use
   TLS, so that every part of the server that strangers can reach is tested.
 - Healthy traffic is tasks with a small payload, submitted one by one over HTTP, and called.
+- The server has few file descriptors: tasks whose callee never answers exceed its limit of calls.
 - Connections stay below `max_connections`, and large bodies below their common limit: beyond those
   a server refuses with 503, which is not tested here. So each 5xx is a fault.
 """
@@ -29,7 +30,7 @@ from typing import NamedTuple
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from receivers import PATIENCE
+from receivers import PATIENCE, Call
 from service.harness import Server, Watcher, memory
 from service.interference import Lateness
 from web.authority import Authority
@@ -42,6 +43,8 @@ ACT_SECONDS = 20.0  # for one act of an attacker to end
 READ_SECONDS = 5.0  # for the next bytes of an answer
 HEALTHY_PAUSE_SECONDS = 0.02
 STATUS = re.compile(rb"HTTP/1\.1 (\d)\d\d ")
+LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
+DESCRIPTORS = 1024  # of the server: about 600 connections and 200 calls
 
 
 class Target(NamedTuple):
@@ -80,6 +83,17 @@ class Wire:
         with contextlib.suppress(ConnectionError):  # it may be refused before all was sent
             await self.send(head + body)
         await self.read(1)
+
+    async def ask(self, target, body):
+        """Post JSON, and return the decoded answer."""
+        data = json.dumps(body).encode()
+        media = {"Content_Type": "application/json", "Content_Length": len(data)}
+        await self.send(self.head("POST", target, **media) + data)
+        async with asyncio.timeout(READ_SECONDS):
+            head = await self._reader.readuntil(b"\r\n\r\n")
+            answer = await self._reader.readexactly(int(LENGTH.search(head)[1]))
+        self._seen[f"{STATUS.match(head)[1].decode()}xx"] += 1
+        return json.loads(answer)
 
     async def read(self, answers=None):
         """Count answers until there are `answers` of them, or until they stop."""
@@ -246,13 +260,62 @@ async def other_requests(wire):
         await wire.read(1)
 
 
+async def slow_sign_in(wire):
+    """A sign-in whose body is sent byte by byte."""
+    media = {"Content_Type": "application/json", "Content_Length": 1000}
+    await wire.send(wire.head("POST", "/v1/session", **media))
+    for byte in b'{"token":"' + b"x" * 40:
+        await wire.send(bytes([byte]))
+        await asyncio.sleep(random.uniform(0.05, 0.3))
+
+
+async def cancel_and_replay(wire):
+    """Cancel the holder of a key by the id in a 409, replay it, and cancel by key."""
+    body = task("x" * 1_000, key=f"c{random.randrange(20)}")
+    await wire.ask("/v1/tasks", body)
+    holder = (await wire.ask("/v1/tasks", body)).get("holder", "0" * 32)
+    await wire.ask(f"/v1/tasks/{holder}/cancel", {})
+    await wire.ask(f"/v1/backlog/{holder}/replay", {"delay": 86_400})
+    await wire.ask("/v1/tasks/cancel", {"service": "flood", "key": body["key"]})
+
+
+async def large_holders(wire):
+    """Batches whose keys are those of large tasks, which stay large."""
+    on_conflict = random.choice(["reject", "keep", "replace"])
+    tasks = [
+        task(None, key=f"large{n % LARGE_HOLDERS}", on_conflict=on_conflict) for n in range(500)
+    ]
+    if on_conflict == "replace":
+        tasks = [*tasks[:REPLACED_HOLDERS], *map(large_task, range(REPLACED_HOLDERS))]
+    await wire.post("/v1/tasks/batch", json.dumps(tasks).encode())
+
+
+async def hanging_calls(wire):
+    """Tasks with a long timeout whose callee never answers."""
+    first = random.randrange(HANGING_TASKS)
+    tasks = [
+        {"service": "hang", "timeout": 3600, "key": f"h{n}", "on_conflict": "keep"}
+        for n in range(first, min(first + 100, HANGING_TASKS))
+    ]
+    await wire.post("/v1/tasks/batch", json.dumps(tasks).encode())
+
+
+def large_task(number):
+    """Return a task of almost 1 MiB; it replaces the one that has its key."""
+    return task("x" * (MIB - 100), key=f"large{number}", on_conflict="replace")
+
+
+LARGE_HOLDERS = 16
+REPLACED_HOLDERS = 4  # by one batch
+HANGING_TASKS = 500  # more than the server may call at once
 BATCHES = [keyed(2_000), keyed(200, "x" * 4_000)]
 KINDS = {
     pipelining: 2, slow_loris: 20, silence: 20, large_bodies: 1, huge_lengths: 1, malformed: 2,
     deep_json: 1, lone_surrogates: 1, many_headers: 1, half_closed: 2, batch_flood: 1,
-    other_requests: 1,
+    other_requests: 1, slow_sign_in: 20, cancel_and_replay: 1, large_holders: 1, hanging_calls: 1,
 }  # fmt: skip
 SILENT_HANDSHAKES = 100  # connections without any data, even without a handshake
+SILENT_PAUSE_SECONDS = 2.0  # on average, before a closed one is opened again
 PAUSE_SECONDS = 0.2  # on average, between two acts of an attacker
 
 
@@ -283,7 +346,7 @@ async def repeat(kind, target, token, context, counts):
                     await kind(Wire(*streams, token, counts))
                 finally:
                     streams[1].transport.abort()
-        except (OSError, TimeoutError):
+        except (OSError, EOFError, TimeoutError):
             counts["cut off"] += 1
         await asyncio.sleep(random.uniform(0, 2 * PAUSE_SECONDS))
 
@@ -297,6 +360,7 @@ async def stay_silent(target, counts):
             await reader.read(1)
         counts["cut off"] += 1
         writer.transport.abort()
+        await asyncio.sleep(random.uniform(0, 2 * SILENT_PAUSE_SECONDS))
 
 
 def attack_process(pipe, *how):
@@ -387,10 +451,15 @@ def run_and_report(store, directory, seconds, only=None):
     authority = Authority(directory)
     token, submit = create_token(store, "admin"), create_token(store, "submit")
     files = ("--tls-cert", authority.cert, "--tls-key", authority.key)
-    with Server(store, directory, *files, ca=authority.ca) as server, Watcher() as receiver:
+    options = {"ca": authority.ca, "descriptors": DESCRIPTORS}
+    with Server(store, directory, *files, **options) as server, Watcher() as receiver:
         server.token = token
         server.service("healthy", receiver.watch("/healthy"), concurrency=100)
         server.service("flood", enabled=False)
+        hanging = {"timeout": 3600, "concurrency": 100_000, "max_attempts": 1, "breaker": None}
+        server.service("hang", receiver.on("/hang", Call.hold), **hanging)
+        for number in range(LARGE_HOLDERS):
+            server.post("/v1/tasks", large_task(number), status=201)
         before = server.rss()
         target = Target(*server.address, str(authority.ca), submit)
         with Healthy(server) as healthy:
