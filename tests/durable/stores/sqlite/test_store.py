@@ -25,6 +25,7 @@ from contracts.stores import (
 )
 from durable.stores.sqlite.helpers import driver_of, ended_well
 from tickwheel.durable.stores.sqlite import connection as sqlite_connection
+from tickwheel.durable.stores.sqlite import insert as sqlite_insert
 from tickwheel.durable.stores.sqlite import statements as sql
 from tickwheel.durable.stores.sqlite import writer as sqlite_writer
 from tickwheel.durable.stores.sqlite.connection import DRIVERS, insert_many
@@ -418,3 +419,21 @@ class TestUsersConnection:
         with pytest.raises(TypeError, match="PostgreSQL"):
             store.within_now(object(), Submission(task(store)))
         assert await everything(store) == []
+
+
+async def test_the_holder_of_a_key_is_read_once_for_all_in_a_batch_that_meet_it(store, monkeypatch):
+    """A row with a large payload costs a walk over all its pages."""
+    [holder] = await stored(store, task(store, key="k"))
+    looked_up, insert_keyed = [], sqlite_insert.insert_keyed
+
+    def counting(connection, submissions, places, answers):
+        looked_up.extend(places)
+        insert_keyed(connection, submissions, places, answers)
+
+    monkeypatch.setattr(sqlite_insert, "insert_keyed", counting)
+    hows = ["reject", "keep", "reject", "replace", "keep", "reject"]
+    tasks = [task(store, key="k", late=-HOUR, priority=number) for number in range(len(hows))]
+    answers = await store.insert(list(map(Submission, tasks, hows)), {})
+    assert looked_up == [0, 3, 4]
+    assert [one.holder.priority for one in answers if not isinstance(one, Task)] == [0, 0, 0, 3, 3]
+    assert answers[3].id == holder.id

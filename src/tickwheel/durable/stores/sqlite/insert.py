@@ -109,7 +109,10 @@ def insert_new(
     places: Sequence[int],
     answers: Answers,
 ) -> None:
-    """Store tasks with and without keys."""
+    """Store tasks with and without keys.
+
+    A holder is read once for all who reject or keep it: behind a large payload that takes long.
+    """
     plain = [submissions[at].task for at in places if submissions[at].task.key is None]
     if plain:
         insert_many(connection, sql.INSERT, [*map(inserted, plain)])
@@ -117,8 +120,22 @@ def insert_new(
         return
     keyed = [at for at in places if submissions[at].task.key is not None]
     names = [(submissions[at].task.service, submissions[at].task.key) for at in keyed]
+    conflicts: dict[tuple[str, str | None], KeyConflict] = {}
     for turn in rounds(names):
-        insert_keyed(connection, submissions, [keyed[at] for at in turn], answers)
+        unknown = []
+        for number in turn:
+            at, conflict = keyed[number], conflicts.get(names[number])
+            if conflict is None or submissions[at].on_conflict == "replace":
+                unknown.append(number)
+            else:
+                answers[at] = conflict
+        if unknown:
+            insert_keyed(connection, submissions, [keyed[number] for number in unknown], answers)
+        for number in unknown:
+            conflicts.pop(names[number], None)
+            answer = answers[keyed[number]]
+            if isinstance(answer, KeyConflict):
+                conflicts[names[number]] = answer
 
 
 def insert_keyed(

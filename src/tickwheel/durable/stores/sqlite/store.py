@@ -96,7 +96,7 @@ NEVER_MS = 2**63 - 1
 # One transaction takes some milliseconds: a claim may have to wait for it.
 INSERT_ROWS = 300
 INSERT_BYTES = 512 << 10
-INSERT_KEYED = 100
+INSERT_KEYED = 64  # each may meet a holder with a large payload: 0.3 ms for 1 MiB
 
 
 class SqliteStore:
