@@ -18,6 +18,8 @@ import threading
 import time
 from pathlib import Path
 
+ERROR_SECONDS = 5.0  # a process that a dead worker has started may hold its standard error open
+
 
 class Worker:
     """The parent's end: starts a worker, hands its notes to a ledger, gives it orders.
@@ -113,6 +115,8 @@ class Worker:
 
     def said(self):
         """The end of what it wrote to its standard error."""
+        if self._ended:  # its last words may not have been read yet
+            self._readers[-1].join(ERROR_SECONDS)
         return self._errors.decode(errors="replace")[-4000:]
 
     def _listen(self):
