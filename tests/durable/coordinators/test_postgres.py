@@ -393,9 +393,13 @@ class TestASession:
         (first, store), (second, _) = await join("a"), await join("b")
         await self.share(first, second)
         before = first.coordinator._incarnation
-        second.coordinator._gone = {("a", before)}
-        second.coordinator._changed()
-        await until(lambda: first.coordinator._incarnation != before)
+
+        def has_joined_again():
+            second.coordinator._gone.add(("a", before))  # a step that runs already forgets it
+            second.coordinator._changed()
+            return first.coordinator._incarnation != before
+
+        await until(has_joined_again)
         await until(lambda: len(first.owned) == len(second.owned) == SHARDS // 2)
         assert await self.lock_of(store, first)
 
