@@ -18,7 +18,7 @@ BIN := $(VENV)/bin
 SERVER := $(VENV)/.native
 READY := $(VENV)/.tools
 NATIVE := $(wildcard src/tickwheel/*.[ch])
-PACKAGES := valgrind postgresql-15/postgresql pgbouncer redis-server libzookeeper-java libslf4j-java openjdk-17-jre-headless/default-jre-headless maven rabbitmq-server faketime curl systemd iproute2 nftables chromium fonts-dejavu-core prometheus # what the tests call, as Debian packages
+PACKAGES := valgrind postgresql-15/postgresql pgbouncer redis-server libzookeeper-java libslf4j-java openjdk-17-jre-headless/default-jre-headless maven rabbitmq-server faketime curl systemd iproute2 nftables chromium-headless-shell fonts-dejavu-core prometheus # what the tests call, as Debian packages
 
 # A compiler that is there but fails is an error here; without one the pure wheel is used.
 HAS_COMPILER := $(shell command -v $(CC) >/dev/null && echo 1)

@@ -227,7 +227,7 @@ def test_while_one_joins_and_stops_no_call_is_repeated_or_lost(
     third.token = first.token
     with third:
         owned = lambda: third.get("/v1/stats", status=200).json["owned"]  # noqa: E731
-        wait_until(lambda: owned() == 64 // 3, "it has its share")
+        wait_until(lambda: owned() in (21, 22), "it has its share")
         third.stop()
     assert {second.ended(one)["state"] for one in ids} == {"finished"}
     attempts = receiver.attempts()

@@ -106,8 +106,8 @@ def receiver():
 
 @pytest.fixture(scope="module")
 def browser():
-    path = shutil.which("chromium")
-    assert path, "chromium is missing: apt-get install chromium"
+    path = shutil.which("chromium-headless-shell")
+    assert path, "chromium is missing: apt-get install chromium-headless-shell"
     with sync_playwright() as playwright:
         made = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield made
