@@ -1,10 +1,10 @@
 /* The ring of the idle tracker, native: the hot path of idle.py. ring.py is its twin.
  *
- * The keys are in a table, each with a stamp and an entry on a wheel. A touch looks up the key and sets its stamp; the
- * entry stays in its slot. When the slot is due, the entry is rescheduled by its stamp or, if the key was not touched
+ * The keys are in a table, each with an expiry and an entry on a wheel. A touch looks up the key and sets its expiry; the
+ * entry stays in its slot. When the slot is due, the entry is rescheduled by its expiry or, if the key was not touched
  * since, the key is idle.
  *
- * The stamp is next to the key, so that a touch costs two cache misses, the key's hash and its cell: a dict costs one
+ * The expiry is next to the key, so that a touch costs two cache misses, the key's hash and its cell: a dict costs one
  * more, and the entry would be another. Probing is linear; a removed cell is filled from the cells after it. Comparing
  * two keys may run any code; if that changes the table, the lookup starts again.
  */
@@ -16,7 +16,7 @@
 typedef struct {
     PyObject *key; /* NULL: empty */
     Py_hash_t hash;
-    int64_t expiry; /* the stamp: when it was last touched, plus the timeout */
+    int64_t expiry; /* the last touch plus the timeout; the twin in ring.py stores the touch alone */
     EntryObject *entry;
 } Cell;
 

@@ -79,7 +79,7 @@ class Output(NamedTuple):
             for name in columns
             if not shown or any(is_worth_showing(item.get(name), name) for item in shown)
         ]
-        rows = [[without_milliseconds(item.get(name)) for name in titles] for item in shown]
+        rows = [[shorten_time(item.get(name)) for name in titles] for item in shown]
         self.table(titles, rows)
         return len(shown)
 
@@ -220,7 +220,7 @@ def is_worth_showing(value: object, name: str = "") -> bool:
     return value not in (None, "", [], {}, 0) or value is False
 
 
-def without_milliseconds(value: object) -> object:
+def shorten_time(value: object) -> object:
     """Return a time to the second, and anything else unchanged."""
     found = TIME_WITH_MS.fullmatch(value) if isinstance(value, str) else None
     return f"{found[1]}Z" if found else value

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from tickwheel.clock import SystemClock
 from tickwheel.durable.channel import UNSENT, Answer, Delivery
 from tickwheel.durable.channels.http.channel import no_room_answer
-from tickwheel.durable.channels.message import (
+from tickwheel.durable.channels.headers import (
     TracedMessage,
     check_secrets,
     event_document,

@@ -41,7 +41,7 @@ OVERDUE_TIME_SHARE = 0.2  # of the time, at most, goes into reading overdue task
 STALLED_AFTER_SECONDS = 5.0  # overdue by more than this, a task is stalled
 UNREADY_AFTER_SECONDS = 10.0  # a step that has not succeeded for longer makes the node unready
 LOG_REPEAT_SECONDS = 30.0  # between two log lines with the same reason
-MAX_LEASE_MS = (
+MAX_NODE_LEASE_MS = (
     30_000  # a node's lease that ends later is from before the store's clock was set back
 )
 SERVICES_PER_CHECK = 500  # the next check begins after them
@@ -218,7 +218,7 @@ class Health:
         return {
             name
             for name, until_ms in leases.items()
-            if until_ms is not None and now_ms <= until_ms <= now_ms + MAX_LEASE_MS
+            if until_ms is not None and now_ms <= until_ms <= now_ms + MAX_NODE_LEASE_MS
         }
 
     async def _check_overdue(self, ownership: Ownership) -> None:

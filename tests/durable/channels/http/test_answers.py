@@ -15,7 +15,7 @@ from tickwheel import ManualClock
 from tickwheel.clock import WallClock
 from tickwheel.durable.channels.http.channel import (
     EXCERPT_CHARACTERS,
-    MAX_HOLD_MS,
+    MAX_RETRY_AFTER_MS,
     MAX_RESULT_BYTES,
     HttpChannel,
     retry_after_ms,
@@ -119,16 +119,16 @@ class TestRetryAfter:
             ("1", 1000),
             (" 120 ", 120_000),
             ("007", 7000),
-            ("86400", MAX_HOLD_MS),
-            ("86401", MAX_HOLD_MS),
-            ("9" * 5000, MAX_HOLD_MS),
+            ("86400", MAX_RETRY_AFTER_MS),
+            ("86401", MAX_RETRY_AFTER_MS),
+            ("9" * 5000, MAX_RETRY_AFTER_MS),
             ("Fri, 15 Jan 2027 08:00:30 GMT", 30_000),
             ("Friday, 15-Jan-27 08:00:30 GMT", 30_000),
             ("Fri Jan 15 08:00:30 2027", 30_000),
             ("Fri, 15 Jan 2027 09:00:30 +0100", 30_000),
             ("Fri, 15 Jan 2027 07:59:30 GMT", 0),
             ("Mon, 01 Jan 1900 00:00:00 GMT", 0),
-            ("Fri, 31 Dec 9999 23:59:59 GMT", MAX_HOLD_MS),
+            ("Fri, 31 Dec 9999 23:59:59 GMT", MAX_RETRY_AFTER_MS),
         ],
     )
     async def test_seconds_and_dates_count_up_to_a_day(self, text, ms):

@@ -20,7 +20,7 @@ from tickwheel.durable.channel import CallTrace
 from tickwheel.durable.channels.http import channel as channel_module
 from tickwheel.durable.channels.http.channel import HttpChannel
 from tickwheel.durable.channels.http.target import Targets
-from tickwheel.durable.channels.message import check_headers
+from tickwheel.durable.channels.headers import check_headers
 from tickwheel.errors import TargetRefused
 from tickwheel.http import Pool
 from tickwheel.values.signature import new_secret, verify

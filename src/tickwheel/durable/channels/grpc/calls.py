@@ -17,7 +17,7 @@ from tickwheel import __version__
 from tickwheel.durable.channel import Answer
 from tickwheel.durable.channels.grpc.endpoint import origin_of
 from tickwheel.durable.channels.http.channel import (
-    MAX_HOLD_MS,
+    MAX_RETRY_AFTER_MS,
     answer_to_error,
     excerpt_of,
     result_in,
@@ -293,7 +293,7 @@ def retry_after_ms(error: grpc.aio.AioRpcError) -> int | None:
                 info = RetryInfo()
                 if one.Unpack(info):
                     wait_ms = int(info.retry_delay.ToMilliseconds())
-                    return min(max(0, wait_ms), MAX_HOLD_MS)
+                    return min(max(0, wait_ms), MAX_RETRY_AFTER_MS)
         except DecodeError:
             return None
     return None

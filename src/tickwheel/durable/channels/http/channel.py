@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from tickwheel.clock import Clock, SystemClock
 from tickwheel.durable.channel import UNSENT, Answer
 from tickwheel.durable.channels.http.target import host_of
-from tickwheel.durable.channels.message import (
+from tickwheel.durable.channels.headers import (
     check_secrets,
     headers_of,
     hidden_in,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 MAX_RESULT_BYTES = 65_536  # the channel reads no more of a body
 EXCERPT_CHARACTERS = 500  # of a body, in an error
-MAX_HOLD_MS = 24 * 3600 * 1000  # that a callee may ask for, over gRPC as well
+MAX_RETRY_AFTER_MS = 24 * 3600 * 1000  # that a callee may ask for, over gRPC as well
 MAX_CALLS = 10_000  # under way at once, of all services
 MAX_PLANS = 10_000
 NO_ROOM_DELAY_MS = 1000  # before the next try when this process has no file descriptor left
@@ -276,11 +276,11 @@ def retry_after_ms(text: str | None, now_ms: float) -> int | None:
     """
     text = (text or "").strip()
     if text.isascii() and text.isdigit():
-        return MAX_HOLD_MS if len(text) > 9 else min(int(text) * 1000, MAX_HOLD_MS)
+        return MAX_RETRY_AFTER_MS if len(text) > 9 else min(int(text) * 1000, MAX_RETRY_AFTER_MS)
     date = http_date(text)
     if date is None:
         return None
-    return min(max(0, math.ceil(date.timestamp() * 1000 - now_ms)), MAX_HOLD_MS)
+    return min(max(0, math.ceil(date.timestamp() * 1000 - now_ms)), MAX_RETRY_AFTER_MS)
 
 
 def excerpt_of(body: bytes, hidden: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""The message of a delivery: headers that identify a task, sign it and hide its secrets. Pure.
+"""The headers of a call: they identify a task and sign it; its secrets stay hidden. Pure.
 
 Every channel that leaves the process sends the same headers, as HTTP headers or as the properties
 of a message, so that a callee reads them the same way.
