@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tickwheel.clock import SystemClock
 from tickwheel.durable.channel import UNSENT, Answer, Delivery
-from tickwheel.durable.channels.http.channel import no_room_answer
 from tickwheel.durable.channels.headers import (
     TracedMessage,
     check_secrets,
@@ -37,6 +36,7 @@ from tickwheel.durable.channels.headers import (
     message_id,
     redact,
 )
+from tickwheel.durable.channels.http.channel import no_room_answer
 from tickwheel.durable.log import logger
 from tickwheel.durable.metrics import Histogram
 from tickwheel.durable.permits.semaphore import Semaphore

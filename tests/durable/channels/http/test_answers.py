@@ -15,8 +15,8 @@ from tickwheel import ManualClock
 from tickwheel.clock import WallClock
 from tickwheel.durable.channels.http.channel import (
     EXCERPT_CHARACTERS,
-    MAX_RETRY_AFTER_MS,
     MAX_RESULT_BYTES,
+    MAX_RETRY_AFTER_MS,
     HttpChannel,
     retry_after_ms,
 )

@@ -17,10 +17,10 @@ from receivers import answering
 from tickwheel import ManualClock
 from tickwheel.clock import WallClock
 from tickwheel.durable.channel import CallTrace
+from tickwheel.durable.channels.headers import check_headers
 from tickwheel.durable.channels.http import channel as channel_module
 from tickwheel.durable.channels.http.channel import HttpChannel
 from tickwheel.durable.channels.http.target import Targets
-from tickwheel.durable.channels.headers import check_headers
 from tickwheel.errors import TargetRefused
 from tickwheel.http import Pool
 from tickwheel.values.signature import new_secret, verify

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from tickwheel.clock import Clock, SystemClock
 from tickwheel.durable.channel import UNSENT, Answer
 from tickwheel.durable.channels.grpc.endpoint import TlsFiles, origin_of
-from tickwheel.durable.channels.http.channel import MAX_PLANS, Plan, answer_to_error
 from tickwheel.durable.channels.headers import (
     check_secrets,
     headers_of,
     hidden_in,
     service_headers,
 )
+from tickwheel.durable.channels.http.channel import MAX_PLANS, Plan, answer_to_error
 from tickwheel.durable.channels.missing import MissingPackage
 from tickwheel.durable.metrics import Histogram
 from tickwheel.errors import TargetRefused

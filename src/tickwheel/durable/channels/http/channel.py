@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 
 from tickwheel.clock import Clock, SystemClock
 from tickwheel.durable.channel import UNSENT, Answer
-from tickwheel.durable.channels.http.target import host_of
 from tickwheel.durable.channels.headers import (
     check_secrets,
     headers_of,
@@ -22,6 +21,7 @@ from tickwheel.durable.channels.headers import (
     redact,
     service_headers,
 )
+from tickwheel.durable.channels.http.target import host_of
 from tickwheel.durable.log import logger
 from tickwheel.durable.metrics import Histogram
 from tickwheel.durable.permits.semaphore import Semaphore
