@@ -51,6 +51,7 @@ def run_ci(tmp_path):
     def run(what, second="pass"):
         (tmp_path / "test_tiny.py").write_text(FIRST_TIME.format(what=what, second=second))
         environ = {name: os.environ[name] for name in os.environ if not name.startswith("PYTEST")}
+        environ |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
         return subprocess.run(
             [".ci/run"], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
         )

@@ -103,8 +103,7 @@ class TestMigrations:
         with pytest.raises(StoreUnavailable, match="the disk is full"):
             await store.open()
 
-    @pytest.mark.parametrize("attempt", range(3))
-    async def test_several_processes_may_come_at_once(self, place, child, attempt):
+    async def test_several_processes_may_come_at_once(self, place, child):
         text = """
 async def main():
     await store.open()
