@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import tickwheel
+from tickwheel.values.options import TaskOptions
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(tickwheel.__file__).parent
@@ -95,6 +96,20 @@ def test_each_command_is_loaded_when_it_is_called():
     }
     names |= {node.module for node in imported if (node.module or "").startswith("tickwheel.cli.")}
     assert names == {"exit_codes", "terminal"}
+
+
+def test_a_field_that_a_submit_gives_is_named_in_at_most_8_files():
+    start = "A field that a submit gives is named in these files: "
+    listed = {*re.findall(r"`(.+?)`", TEXT.partition(start)[2].partition(". ")[0])}
+    names = TaskOptions.__annotations__.keys() - {"delay", "at"}  # both give `due_at_ms`
+    found = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in [*modules(), *PACKAGE.rglob("*.proto")]
+        if "_pb2" not in path.stem
+        and all(name in path.read_text("utf-8").replace("-", "_") for name in names)
+    }
+    assert found == listed
+    assert len(found) <= 8
 
 
 def test_only_one_file_knows_the_schemes_of_stores():

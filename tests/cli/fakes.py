@@ -3,7 +3,8 @@
 from datetime import UTC, datetime
 
 from tickwheel.client import Page, State, Verdict
-from tickwheel.client.values import Schedule, Service, Submitted, Task
+from tickwheel.client.task import Task
+from tickwheel.client.values import Schedule, Service, Submitted
 
 ID = "0198c0de00007000a1b2c3d4e5f60718"
 AT = "2030-01-31T12:00:00.000Z"

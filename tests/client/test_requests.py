@@ -4,7 +4,7 @@ import traceback
 
 import pytest
 
-from tickwheel.client import errors, operations
+from tickwheel.client import errors, operations, task
 from tickwheel.client.bulk import FULL_BATCH_BYTES, Batcher, split_batches
 from tickwheel.client.requests import Answer, Request, is_loopback, parse_url, retry_after
 from tickwheel.client.retries import Retries
@@ -180,8 +180,8 @@ def test_each_tag_of_a_query_is_a_parameter():
 )
 def test_bad_tags_are_refused_before_anything_is_sent(tags, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        operations.submit("mail", tags=tags)
+        task.submit("mail", tags=tags)
 
 
 def test_a_submit_without_tags_sends_none():
-    assert b"tags" not in operations.submit("mail", tags=()).request.body
+    assert b"tags" not in task.submit("mail", tags=()).request.body

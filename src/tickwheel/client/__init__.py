@@ -10,6 +10,7 @@ from tickwheel.client.errors import ApiError, ServerTimedOut, ServerUnavailable,
 from tickwheel.client.json import Json
 from tickwheel.client.requests import InsecureToken
 from tickwheel.client.sync import Client
+from tickwheel.client.task import Task
 from tickwheel.client.values import (
     Attempt,
     Audit,
@@ -20,7 +21,6 @@ from tickwheel.client.values import (
     Service,
     Shard,
     Submitted,
-    Task,
     Verdict,
 )
 from tickwheel.values.task import State

@@ -18,7 +18,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from tickwheel.arguments import bounded
-from tickwheel.client import operations
+from tickwheel.client import operations, task
 from tickwheel.client.bulk import (
     DEFAULT_BATCH_TASKS,
     DEFAULT_IN_FLIGHT,
@@ -56,7 +56,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from tickwheel.client.requests import Server
-    from tickwheel.client.values import Attempt, Page, Schedule, Task
+    from tickwheel.client.task import Task
+    from tickwheel.client.values import Attempt, Page, Schedule
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -275,7 +276,7 @@ class AsyncClient:
             log_incomplete_count(call.request)
         return result
 
-    submit = awaitable(operations.submit)
+    submit = awaitable(task.submit)
     get = awaitable(operations.get)
     attempts_page = awaitable(operations.attempts_page)
     iterate_attempts = paging(operations.attempts_page)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.arguments import bounded
-from tickwheel.client.operations import batch_item
+from tickwheel.client.task import batch_item
 from tickwheel.client.values import Submitted
 from tickwheel.errors import TickwheelError
 

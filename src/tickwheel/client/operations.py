@@ -6,8 +6,6 @@ Arguments that no server can accept (both times, a time without a zone) are refu
 
 from __future__ import annotations
 
-import uuid
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.arguments import bounded
@@ -15,7 +13,6 @@ from tickwheel.client.encoding import (
     Seconds,
     due_fields,
     encode_given,
-    format_time,
     format_time_or_none,
     list_reader,
     page_reader,
@@ -27,8 +24,8 @@ from tickwheel.client.encoding import (
     verdict_reader,
 )
 from tickwheel.client.errors import error_of
-from tickwheel.client.json import encode_object
-from tickwheel.client.requests import Answer, Call, Request, decode_body, header_text
+from tickwheel.client.requests import Answer, Call, Request, decode_body
+from tickwheel.client.task import Task
 from tickwheel.client.values import (
     Attempt,
     Audit,
@@ -40,7 +37,6 @@ from tickwheel.client.values import (
     Service,
     Shard,
     Submitted,
-    Task,
     Verdict,
 )
 from tickwheel.errors import (
@@ -52,61 +48,15 @@ from tickwheel.errors import (
     UnknownService,
 )
 from tickwheel.values.json.encode import encode
-from tickwheel.values.service import check_name
 from tickwheel.values.task import TRANSITIONS, Event, State, join_tags
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Sequence
+    from datetime import datetime
 
     from tickwheel.client.requests import Settle
 
 OUTCOMES = ("finished", "failed", "progress")
-
-
-def submit(
-    service: str,
-    payload: object = None,
-    *,
-    delay: Seconds | None = None,
-    at: datetime | None = None,
-    key: str | None = None,
-    on_conflict: str | None = None,
-    max_attempts: int | None = None,
-    priority: int | None = None,
-    timeout: Seconds | None = None,
-    deadline: datetime | None = None,
-    tags: Sequence[str] | None = None,
-    idempotency_key: str | None = None,
-) -> Call[Task]:
-    """Store a task, and return it once the server has committed it.
-
-    - `payload` is any JSON value; `Json(text)` is sent unchanged, byte for byte.
-    - `delay` (seconds or a timedelta) or `at` (an aware datetime); with neither it is due now.
-    - `key`, unique among the live tasks of a service; `on_conflict` decides what happens if it is
-      taken: "reject" raises `KeyTaken`, "keep" returns the holder, "replace" changes it.
-    - `priority` (higher first), `timeout` (of one attempt, at most the service's),
-      `max_attempts`, `deadline` (an aware datetime, after which the task no longer runs).
-    - `tags`: up to 8 strings to find the task by, each of 1 to 32 ASCII letters, digits, `_`, `-`,
-      `.` or `:`.
-    - `idempotency_key`: a second submit with the same key, within a day, stores nothing and
-      returns the same task. By default each call gets a key, so that its retries store one task.
-    """
-    check_name("service", service)
-    options = {
-        "service": service,
-        "payload": payload,
-        **due_fields(delay, at),
-        "key": key,
-        "on_conflict": on_conflict,
-        "max_attempts": max_attempts,
-        "priority": priority,
-        "timeout": timeout,
-        "deadline": format_time_or_none("deadline", deadline),
-        "tags": [*tags] if tags and join_tags(tags) else None,
-    }
-    name = str(uuid.uuid4()) if idempotency_key is None else idempotency_key
-    headers = (("idempotency-key", header_text("idempotency_key", name)),)
-    return Call(Request("POST", "/v1/tasks", encode_given(options), headers), Task.of)
 
 
 def batch(items: Iterable[bytes]) -> Call[list[Submitted | TickwheelError]]:
@@ -117,21 +67,6 @@ def batch(items: Iterable[bytes]) -> Call[list[Submitted | TickwheelError]]:
         return [batch_answer(item) for item in document["items"]]
 
     return Call(Request("POST", "/v1/tasks/batch", body), read)
-
-
-def batch_item(request: Mapping[str, Any], idempotency_key: str) -> bytes:
-    """Return one task of a batch as JSON: "service", "payload", and the options of `submit`.
-
-    Its idempotency key makes it safe to send the batch again. Unknown options are left to the
-    server, which refuses only this task.
-    """
-    options = {"idempotency_key": idempotency_key, **request}
-    if isinstance(options.get("at"), datetime):
-        options["due_at"] = format_time("at", options.pop("at"))
-    for name in ("due_at", "deadline"):
-        if isinstance(options.get(name), datetime):
-            options[name] = format_time(name, options[name])
-    return encode_object(options)
 
 
 def batch_answer(item: Document) -> Submitted | TickwheelError:

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from tickwheel.arguments import bounded
-from tickwheel.client import operations
+from tickwheel.client import operations, task
 from tickwheel.client.bulk import (
     DEFAULT_BATCH_TASKS,
     DEFAULT_IN_FLIGHT,
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from tickwheel.client.requests import Answer, Request
-    from tickwheel.client.values import Attempt, Page, Schedule, Task
+    from tickwheel.client.task import Task
+    from tickwheel.client.values import Attempt, Page, Schedule
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -190,7 +191,7 @@ class Client:
             log_incomplete_count(call.request)
         return result
 
-    submit = blocking(operations.submit)
+    submit = blocking(task.submit)
     get = blocking(operations.get)
     attempts_page = blocking(operations.attempts_page)
     iterate_attempts = paging(operations.attempts_page)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from tickwheel.values.task import FINAL, Event, State
+from tickwheel.values.task import Event, State
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,70 +18,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Document = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A task as stored by the server. `attempt` counts calls, `failures` those that failed."""
-
-    id: str
-    service: str
-    payload: Any
-    key: str | None
-    state: State
-    due_at: datetime
-    shard: int
-    attempt: int
-    failures: int
-    max_attempts: int
-    created_at: datetime
-    updated_at: datetime
-    result: Any
-    error: str | None
-    priority: int
-    timeout: float | None
-    deadline_at: datetime | None
-    tags: tuple[str, ...]
-    replay_of: str | None
-    replayed_as: str | None
-    node: str | None
-    epoch: int
-    document: Document = field(repr=False, compare=False)
-
-    @property
-    def final(self) -> bool:
-        """Whether the task has ended."""
-        return self.state in FINAL
-
-    @classmethod
-    def of(cls, document: Document) -> Task:
-        """Read a task."""
-        get = document.get
-        return cls(
-            id=document["id"],
-            service=document["service"],
-            payload=get("payload"),
-            key=get("key"),
-            state=State(document["state"]),
-            due_at=moment(document["due_at"]),
-            shard=get("shard", 0),
-            attempt=get("attempt", 0),
-            failures=get("failures", 0),
-            max_attempts=get("max_attempts", 1),
-            created_at=moment(document["created_at"]),
-            updated_at=moment(document["updated_at"]),
-            result=get("result"),
-            error=get("error"),
-            priority=get("priority", 0),
-            timeout=get("timeout"),
-            deadline_at=moment_or_none(get("deadline")),
-            tags=tuple(get("tags") or ()),
-            replay_of=get("replay_of"),
-            replayed_as=get("replayed_as"),
-            node=get("node"),
-            epoch=get("epoch") or 0,
-            document=document,
-        )
 
 
 class Submitted(NamedTuple):

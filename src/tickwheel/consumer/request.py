@@ -7,14 +7,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.values.json.encode import decode
+from tickwheel.values.options import OPTIONS
 
 if TYPE_CHECKING:
     from tickwheel.consumer.source import Message
 
-FIELDS = {
-    "service", "payload", "delay", "due_at", "key", "on_conflict", "max_attempts", "priority",
-    "timeout", "deadline", "tags", "idempotency_key",
-}  # fmt: skip
+FIELDS = {"service", "payload", "due_at"} | OPTIONS - {"at", "connection"}
 
 
 def task_request(body: bytes) -> dict[str, Any]:

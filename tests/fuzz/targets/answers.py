@@ -3,7 +3,7 @@
 from functools import cache
 
 from fuzz.source import Source
-from tickwheel.client import operations
+from tickwheel.client import operations, task
 from tickwheel.client.requests import Answer
 from tickwheel.durable.channels.http.channel import answer_to, plan_for
 from tickwheel.durable.metrics import Histogram
@@ -19,7 +19,7 @@ STATUSES = (200, 201, 202, 204, 301, 400, 404, 409, 410, 429, 500, 503)
 def calls():
     """Return one call of each kind."""
     return (
-        operations.submit("mail"), operations.batch([b"{}"]), operations.get("a"),
+        task.submit("mail"), operations.batch([b"{}"]), operations.get("a"),
         operations.attempts_page("a"), operations.tasks(), operations.backlog(),
         operations.cancel("a"), operations.cancel_key("a"), operations.reschedule("a", delay=1),
         operations.services(), operations.get_service("a"), operations.replay("a"),

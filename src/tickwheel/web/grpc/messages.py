@@ -7,10 +7,14 @@ bounds and the same error messages.
 from __future__ import annotations
 
 from datetime import UTC
+from functools import cache, partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from tickwheel.v1 import tasks_pb2 as pb
 from tickwheel.web.problems import HttpError
@@ -18,6 +22,10 @@ from tickwheel.web.validation_messages import describe_bad_json, describe_error
 from tickwheel.web.views import local_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from google.protobuf.descriptor import FieldDescriptor
     from google.protobuf.message import Message
 
     from tickwheel.values.task import Task
@@ -32,6 +40,14 @@ CONFLICTS: dict[int, str] = {pb.ON_CONFLICT_REJECT: "reject", pb.ON_CONFLICT_REP
 CONFLICTS[pb.ON_CONFLICT_KEEP] = "keep"
 OUTCOMES: dict[int, str] = {pb.OUTCOME_FINISHED: "finished", pb.OUTCOME_FAILED: "failed"}
 OUTCOMES[pb.OUTCOME_PROGRESS] = "progress"
+
+# The fields of a task that its message has unchanged; `task_message` converts the others.
+_COPIED = [
+    field.name
+    for field in pb.Task.DESCRIPTOR.fields
+    if field.message_type is None and field.name not in {"service", "payload", "state", "result"}
+]
+_values_of = attrgetter(*_COPIED)
 
 _json = msgspec.json.Decoder(msgspec.Raw)
 
@@ -54,31 +70,34 @@ def convert(values: dict[str, Any], kind: type[T]) -> T:
 
 
 def given(message: Message, *names: str) -> dict[str, Any]:
-    """Return those of the optional fields that a message has."""
-    return {name: getattr(message, name) for name in names if message.HasField(name)}
+    """Return the fields that a message has, or those of `names`, in the form of the schemas.
+
+    A field that is 0 or empty, and not optional, counts as missing: the schema has the default.
+    """
+    values = {}
+    for field, value in message.ListFields():
+        name, plain = form_of(field)
+        if not names or name in names:
+            values[name] = value if plain is None else plain(value)
+    return values
 
 
-def times(message: Message, *names: str) -> dict[str, Any]:
-    """Return those of the times that a message has, as datetimes."""
-    found: dict[str, Any] = {}
-    for name in names:
-        if message.HasField(name):
-            try:
-                found[name] = getattr(message, name).ToDatetime(UTC)
-            except (ValueError, OverflowError):
-                raise HttpError(
-                    "invalid", f"{name} must be a time in the years 1 to 9999"
-                ) from None
-    return found
+@cache
+def form_of(field: FieldDescriptor) -> tuple[str, Callable[[Any], Any] | None]:
+    """Return the name of a field, and what converts its value, if anything does."""
+    if field.message_type is Timestamp.DESCRIPTOR:
+        return field.name, partial(time_of, field.name)
+    if field.message_type is Duration.DESCRIPTOR:
+        return field.name, lambda duration: duration.ToNanoseconds() / 1e9
+    return field.name, list if field.is_repeated else None
 
 
-def durations(message: Message, *names: str) -> dict[str, float]:
-    """Return those of the durations that a message has, in seconds."""
-    return {
-        name: getattr(message, name).ToNanoseconds() / 1e9
-        for name in names
-        if message.HasField(name)
-    }
+def time_of(name: str, timestamp: Timestamp) -> datetime:
+    """Return a timestamp as a datetime; raise if that has no such year."""
+    try:
+        return timestamp.ToDatetime(UTC)  # type: ignore[no-any-return]
+    except (ValueError, OverflowError):
+        raise HttpError("invalid", f"{name} must be a time in the years 1 to 9999") from None
 
 
 def json_text(text: str, what: str) -> msgspec.Raw:
@@ -98,13 +117,9 @@ def submit_values(request: pb.SubmitRequest) -> dict[str, Any]:
     """Return the fields of a task to submit."""
     return {
         "service": request.service,
+        **given(request),
         "payload": json_text(request.payload, "payload"),
         "on_conflict": choice(CONFLICTS, request.on_conflict, "on_conflict", "reject"),
-        "priority": request.priority,
-        "tags": list(request.tags) or None,
-        **given(request, "key", "max_attempts", "idempotency_key"),
-        **times(request, "due_at", "deadline"),
-        **durations(request, "delay", "timeout"),
     }
 
 
@@ -122,39 +137,23 @@ def choice(names: dict[int, str], number: int, what: str, default: str | None = 
 
 def list_values(request: pb.ListRequest) -> dict[str, Any]:
     """Return the fields of a query for tasks."""
-    values = {**given(request, "service", "key"), **times(request, "due_before", "due_after")}
+    values = given(request)
     if request.state:
         values["state"] = choice(STATE_NAMES, request.state, "state")
     if request.tags:
-        values["tag"] = list(request.tags)
-    if request.cursor:
-        values["cursor"] = request.cursor
-    if request.limit:
-        values["limit"] = request.limit
+        values["tag"] = values.pop("tags")
     return values
 
 
 def task_message(task: Task) -> pb.Task:
     """Return a task as a message; the caller has redacted it."""
-    message = pb.Task(
-        id=task.id,
-        service=local_name(task.service),
-        payload=task.body.decode(),
-        key=task.key,
-        state=STATES[task.state],
-        shard=task.shard,
-        attempt=task.attempt,
-        failures=task.failures,
-        max_attempts=task.max_attempts,
-        result=task.result_body,
-        error=task.error,
-        priority=task.priority,
-        tags=task.tags,
-        replay_of=task.replay_of,
-        replayed_as=task.replayed_as,
-        node=task.node,
-        epoch=task.epoch,
-    )
+    copied = zip(_COPIED, _values_of(task), strict=True)
+    values = {name: value for name, value in copied if value is not None}
+    values["service"] = local_name(task.service)
+    values["payload"] = task.body.decode()
+    values["state"] = STATES[task.state]
+    values["result"] = task.result_body
+    message = pb.Task(**values)
     message.due_at.FromMilliseconds(task.due_at_ms)
     message.created_at.FromMilliseconds(task.created_at_ms)
     message.updated_at.FromMilliseconds(task.updated_at_ms)

@@ -16,13 +16,11 @@ from tickwheel.web.grpc.messages import (
     choice,
     convert,
     decode,
-    durations,
     given,
     json_text,
     list_values,
     submit_values,
     task_message,
-    times,
 )
 from tickwheel.web.problems import HttpError
 from tickwheel.web.views import redacted
@@ -134,8 +132,8 @@ async def reschedule(call: Call, message: bytes) -> Message:
     """Make a task that is not running due at another time."""
     request = decode(pb.RescheduleRequest, message)
     call.params = {"id": request.id}
-    due = {**durations(request, "delay"), **times(request, "due_at")}
-    reply = await tasks.reschedule(call, convert(due, schemas.Reschedule))
+    due = convert(given(request, "delay", "due_at"), schemas.Reschedule)
+    reply = await tasks.reschedule(call, due)
     return pb.RescheduleResponse(**verdict(reply))
 
 
