@@ -36,10 +36,12 @@ def asked(**query):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"timeout": 0}, "timeout must be a number above 0, up to 86400, got 0"),
-        ({"timeout": "5"}, 'timeout must be a number above 0, up to 86400, got "5"'),
-        ({"timeout": None}, "timeout must be a number above 0, up to 86400, got null"),
-        ({"max_attempts": 0}, "max_attempts must be 1 to 10000, got 0"),
+        ({"timeout": 0}, "timeout must be a number of seconds above 0, up to 86400, got 0"),
+        ({"timeout": "5"}, 'timeout must be a number of seconds above 0, up to 86400, got "5"'),
+        ({"timeout": None}, "timeout must be a number of seconds above 0, up to 86400, got null"),
+        ({"backoff": {"first": "2s"}},
+             'backoff.first must be a number of seconds, 0 to 3200000000, got "2s"'),
+            ({"max_attempts": 0}, "max_attempts must be 1 to 10000, got 0"),
         ({"max_attempts": 1.5}, "max_attempts must be a whole number, 1 to 10000, got 1.5"),
         ({"concurrency": True}, "concurrency must be a whole number, 1 to 100000, got true"),
         ({"rate": 0}, "rate must be 0.001 to 1000000, or null, got 0"),

@@ -21,6 +21,10 @@ from tickwheel.web.batch_parser import TRUNCATED
 SECRET_FIELDS = frozenset({"secret", "headers", "payload", "result", "error", "endpoint"})
 MAX_DECODED_BYTES = 65_536  # of a body, for the value to be looked up in it
 MAX_SHOWN_CHARS = 60  # of a value
+IN_SECONDS = frozenset({
+    "delay", "timeout", "feedback_timeout", "first", "max", "pause", "max_pause", "interval",
+    "lifetime",
+})  # fmt: skip
 MOMENT = "a time with its offset, such as 2030-01-31T12:00:00Z"
 
 _STEP = re.compile(r"\.([A-Za-z0-9_]+)|\[(\d+|\.\.\.)\]")
@@ -130,7 +134,8 @@ def describe_field(unknown: bool, name: str, place: Location, *, query: bool) ->
 
 def describe_expected(place: Location, *, query: bool) -> str:
     """Return a description of the expected value."""
-    words = [describe_type(one, place.value) for one in union_members(place.type)]
+    unit = " of seconds" if place.name.rpartition(".")[2] in IN_SECONDS else ""
+    words = [describe_type(one, place.value, unit) for one in union_members(place.type)]
     if "null" in words:
         words.remove("null")
         if words and not query:  # a query cannot have null
@@ -138,11 +143,11 @@ def describe_expected(place: Location, *, query: bool) -> str:
     return " or ".join(words)
 
 
-def describe_type(type_: inspect.Type, value: Any) -> str:
-    """Return a description of a type."""
+def describe_type(type_: inspect.Type, value: Any, unit: str = "") -> str:
+    """Return a description of a type; `unit` is that of a number."""
     match type_:
         case inspect.IntType() | inspect.FloatType():
-            return describe_number(type_, value)
+            return describe_number(type_, value, unit)
         case inspect.StrType():
             return describe_string(type_)
         case inspect.LiteralType():
@@ -161,12 +166,12 @@ def describe_type(type_: inspect.Type, value: Any) -> str:
     return "any JSON"
 
 
-def describe_number(type_: inspect.IntType | inspect.FloatType, value: Any) -> str:
+def describe_number(type_: inspect.IntType | inspect.FloatType, value: Any, unit: str) -> str:
     """Return the bounds of a number; also its kind, if the value is not of it."""
     whole = isinstance(type_, inspect.IntType)
     least, most = type_.ge, type_.le
     is_right_kind = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-    kind = "a whole number" if whole else "a number"
+    kind = "a whole number" if whole else f"a number{unit}"
     if type_.gt is not None:
         bounds = f"above {type_.gt:g}" + ("" if most is None else f", up to {format_number(most)}")
         return f"{kind} {bounds}"
