@@ -12,7 +12,7 @@ from random import Random
 
 from tickwheel.config import Config
 from tickwheel.durable.coordinators import postgres, zookeeper
-from tickwheel.durable.coordinators.sharing import assign
+from tickwheel.durable.coordinators.assignment import assign
 from tickwheel.durable.directory import directory
 from tickwheel.durable.steps import expiry, health, loader
 from tickwheel.durable.stores.postgres import listener, pool

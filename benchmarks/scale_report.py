@@ -34,7 +34,7 @@ The dotted lines are the bound of the moves, the dashed one is 1 Gbit/s.
 """
 
 ASSIGNMENT = f"""\
-The real `assign` of `durable/coordinators/sharing.py` shares the shards among the nodes, and
+The real `assign` of `durable/coordinators/assignment.py` shares the shards among the nodes, and
 {TASKS:,} tasks are in them, each in any shard with equal chance. Then a random node leaves, a
 new one joins, and so on. *Balance* is the number of tasks of the fullest node, as a multiple of its
 share by weight. The *bound* is ceil(shards / nodes) + 1; with weights, the same for the part of the

@@ -14,7 +14,7 @@ import pytest_asyncio
 from contracts.stores import Place, stored, task, wanted
 from tickwheel import ManualClock, __version__
 from tickwheel.durable.coordinator import NodeRow, ShardRow
-from tickwheel.durable.coordinators import sharing
+from tickwheel.durable.coordinators import assignment
 from tickwheel.durable.coordinators.postgres import PostgresCoordinator
 from tickwheel.durable.coordinators.solo import BACK_OFF_SECONDS, CHECK_SECONDS, SoloCoordinator
 from tickwheel.durable.coordinators.zookeeper import ZooKeeperCoordinator
@@ -285,7 +285,7 @@ class TestPreload:
     async def test_a_node_joins_when_it_has_read_the_shards_that_it_then_gets(
         self, join, join_with, monkeypatch
     ):
-        monkeypatch.setattr(sharing, "PRELOAD_SECONDS", TTL)
+        monkeypatch.setattr(assignment, "PRELOAD_SECONDS", TTL)
         members = [await join(name) for name in "ab"]
         await until(lambda: [len(one.owned) for one in members] == [4, 4])
         asked, go_on = asyncio.Event(), asyncio.Event()
@@ -305,7 +305,7 @@ class TestPreload:
         assert new.owned.keys() == expected
 
     async def test_a_node_joins_even_if_it_can_read_nothing(self, join, join_with, monkeypatch):
-        monkeypatch.setattr(sharing, "PRELOAD_SECONDS", 0.01)
+        monkeypatch.setattr(assignment, "PRELOAD_SECONDS", 0.01)
         first = await join("a")
         await until(lambda: len(first.owned) == SHARDS)
 

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 from tickwheel import __version__
 from tickwheel.clock import BootClock
 from tickwheel.durable.coordinator import NodeRow, ShardRow, check_weight, require_others
-from tickwheel.durable.coordinators.sharing import (
+from tickwheel.durable.coordinators.assignment import (
     announced,
     effective_weights,
     lent_shards,

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 from tickwheel import __version__
 from tickwheel.clock import SystemClock, forkable
 from tickwheel.durable.coordinator import NodeRow, check_weight
-from tickwheel.durable.coordinators.sharing import announced, preload_nothing, runnable
+from tickwheel.durable.coordinators.assignment import announced, preload_nothing, runnable
 from tickwheel.durable.log import logger
 from tickwheel.errors import CannotDrain, StoreUnavailable
 

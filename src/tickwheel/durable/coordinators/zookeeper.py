@@ -46,7 +46,7 @@ from tickwheel.durable.coordinator import (
     check_weight,
     require_others,
 )
-from tickwheel.durable.coordinators.sharing import (
+from tickwheel.durable.coordinators.assignment import (
     announced,
     assign,
     effective_weights,

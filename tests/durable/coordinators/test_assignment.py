@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.durable.coordinator import ShardRow
-from tickwheel.durable.coordinators.sharing import (
+from tickwheel.durable.coordinators.assignment import (
     MAX_UNUSABLE,
     announced,
     assign,
