@@ -3,7 +3,7 @@
 import pytest
 
 from contracts.stores import HOUR, SECOND, now, stored, task
-from tickwheel.durable.stores.postgres import store as postgres_store
+from tickwheel.durable.stores.postgres import due_counts as postgres_due_counts
 from tickwheel.durable.stores.sqlite import due_counts as sqlite_due_counts
 from tickwheel.values.task import DueCount, DueSpans
 
@@ -14,7 +14,7 @@ MINUTE = 60 * SECOND
 
 def read_less(monkeypatch, *, exact, more):
     """Let a count of due times read fewer entries."""
-    for module in (postgres_store, sqlite_due_counts):
+    for module in (postgres_due_counts, sqlite_due_counts):
         monkeypatch.setattr(module, "DUE_EXACT", exact)
         monkeypatch.setattr(module, "DUE_READ", more)
 

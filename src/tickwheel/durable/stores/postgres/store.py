@@ -17,22 +17,21 @@ from tickwheel.durable.batching.capacity import AdaptiveLimit
 from tickwheel.durable.coordinator import ShardRow
 from tickwheel.durable.store import (
     BATCH,
-    DUE_EXACT,
-    DUE_READ,
     LEASE_MS,
     PAGE_BYTES,
     PRUNE_ROWS,
-    SCAN,
     STATEMENT_BYTES,
     Claims,
     InsertLimit,
 )
-from tickwheel.durable.stores.postgres import filters, schema
+from tickwheel.durable.stores.postgres import schema
 from tickwheel.durable.stores.postgres import statements as sql
-from tickwheel.durable.stores.postgres.cancel_reschedule import TURNS, changed_where, verdicts
+from tickwheel.durable.stores.postgres.cancel_reschedule import changed_where, verdicts
 from tickwheel.durable.stores.postgres.clock import DatabaseClock
+from tickwheel.durable.stores.postgres.due_counts import due_counts
 from tickwheel.durable.stores.postgres.insert import count_keyed, insert
 from tickwheel.durable.stores.postgres.listener import Listener
+from tickwheel.durable.stores.postgres.lists import find
 from tickwheel.durable.stores.postgres.manual import ManualDatabaseClock
 from tickwheel.durable.stores.postgres.migration import migrate, version
 from tickwheel.durable.stores.postgres.notify import PostgresNotifications
@@ -46,6 +45,7 @@ from tickwheel.durable.stores.postgres.pool import (
     valid_ids,
 )
 from tickwheel.durable.stores.postgres.registry import PostgresRegistry, line
+from tickwheel.durable.stores.postgres.replay import replay
 from tickwheel.durable.stores.postgres.schedules import PostgresSchedules
 from tickwheel.durable.stores.postgres.session import address_of
 from tickwheel.durable.stores.postgres.takeover import take_over
@@ -54,8 +54,6 @@ from tickwheel.durable.stores.rows import (
     attempt_of,
     last_leases,
     late_deliveries,
-    may_contain,
-    merge_pages,
     prune_batch,
     rounds,
     task_of,
@@ -103,8 +101,6 @@ RENEW_SECONDS = 5.0  # for a renewal: in time for a retry before the leases end
 AHEAD = 100  # unclaimed tasks per service and shard that `_running_ahead` reads at most
 VERSION_SECONDS = 10.0  # to read the schema's version
 WHY_SECONDS = 2.0  # to find out why some tasks were not changed; the changed ones wait for that
-LAST_ID = "f" * 32
-DUE_PARTS = 4  # of a time, each estimated by itself: tasks come in bursts
 
 
 class PostgresStore:
@@ -560,50 +556,7 @@ class PostgresStore:
         self, filter: Filter, *, final: bool | None, cursor: str | None, limit: int
     ) -> Page:
         """Return tasks newest first."""
-        if cursor is not None and not ID.fullmatch(cursor):
-            raise ValueError(f"a cursor is what the page before gave, got {cursor!r:.100}")
-        tables = [
-            table
-            for table, wanted in (("task", final is not True), ("backlog", final is not False))
-            if wanted and may_contain(filter.state, table)
-        ]
-
-        async def work(connection: Connection) -> list[tuple[list[Task], str | None]]:
-            # Live tasks first: a task that ends in between is then found in the backlog.
-            return [
-                await self._scan(connection, table, filter, cursor or LAST_ID, limit)
-                for table in tables
-            ]
-
-        return merge_pages(await self.run(work), limit, PAGE_BYTES)
-
-    async def _scan(
-        self, connection: Connection, table: str, filter: Filter, before: str, limit: int
-    ) -> tuple[list[Task], str | None]:
-        """Return the matches among the next rows of a table, and where it stopped, or None."""
-        now_ms = int(self.now_ms())
-        bounds: dict[str, Any] = {
-            "now_ms": now_ms, "before": before, "scan": SCAN, "limit": limit + 1,
-            "most_bytes": PAGE_BYTES,
-        }  # fmt: skip
-        due = filter.due_range(now_ms) if table == "task" else None
-        if due is not None and await self._are_few(connection, filter, due):
-            statement, values = filters.find_due(filter, due, **bounds)
-        else:
-            statement, values = filters.find(table, filter, **bounds)
-        rows = await connection.fetch(statement, *values)
-        tasks = [task_of(row[3:]) for row in rows if row[1] is not None]
-        if len(tasks) > limit:
-            return tasks[:limit], tasks[limit - 1].id
-        if tasks and rows[-1][1] >= PAGE_BYTES:
-            return tasks, tasks[-1].id
-        return tasks, rows[0][0] if rows else None
-
-    async def _are_few(self, connection: Connection, filter: Filter, due: tuple[int, int]) -> bool:
-        """Return whether a range of due times has up to `SCAN` tasks: then all are looked at."""
-        statement, values = filters.count_due(filter, due, SCAN + 1)
-        rows = await connection.fetch(statement, *values)
-        return bool(rows[0][0] <= SCAN)
+        return await find(self, filter, final=final, cursor=cursor, limit=limit)
 
     async def attempts(self, task_id: str, *, after: int = 0, limit: int = BATCH) -> list[Attempt]:
         """Return the execution log of a task in the order of attempts, from after `after`."""
@@ -616,17 +569,7 @@ class PostgresStore:
         self, replays: Sequence[Replay], *, force: bool
     ) -> list[Task | KeyConflict | None]:
         """Submit final tasks again, as new tasks; each once, unless `force`."""
-        answers: list[Task | KeyConflict | None] = [None] * len(replays)
-
-        async def work(connection: Connection) -> None:
-            for turn in rounds(one.id for one in replays):
-                part = {replays[at].id: at for at in turn if ID.fullmatch(replays[at].id)}
-                found = await replay_once(connection, [replays[at] for at in part.values()], force)
-                for task_id, answer in found.items():
-                    answers[part[task_id]] = answer
-
-        await self._transaction(work)
-        return answers
+        return await self._transaction(lambda one: replay(one, replays, force=force))
 
     async def prune(self, before_ms: int, limit: int) -> int:
         """Delete up to `limit` final tasks that ended before `before_ms`, with their attempts."""
@@ -680,23 +623,7 @@ class PostgresStore:
 
     async def due_counts(self, spans: DueSpans, namespace: str | None) -> list[DueCount]:
         """Return how many live tasks are due in each of some equal times."""
-        counts, guessed = [0] * spans.number, [False] * spans.number
-        found = await self.fetch(
-            sql.DUE_EXACT, namespace, spans.start_ms, spans.step_ms, spans.end_ms, DUE_EXACT
-        )
-        for number, _, matching in found:
-            counts[number] = matching
-        if sum(count for _, count, _ in found) >= DUE_EXACT:
-            first = found[-1][0]  # the walk ended somewhere in it
-            bounds = spans.bounds(DUE_PARTS)[first * DUE_PARTS :]
-            lows, highs = zip(*bounds, strict=True)
-            most = max(1, DUE_READ // len(bounds))
-            counts[first] = 0
-            rows = await self.fetch(sql.DUE_ESTIMATE, namespace, [*lows], [*highs], most)
-            for part, (count,) in enumerate(rows):
-                counts[first + part // DUE_PARTS] += count
-                guessed[first + part // DUE_PARTS] |= count > 0
-        return [DueCount(*one) for one in zip(counts, guessed, strict=True)]
+        return await due_counts(self, spans, namespace)
 
     async def counts(self) -> dict[str, int]:
         """Return the number of live and final tasks; an estimate from 100,000 on."""
@@ -727,22 +654,3 @@ class PostgresStore:
     def channel(self, name: str) -> str:
         """Return the database's name of a channel: each set of tables has its own."""
         return f"tickwheel_{name}_{self._tables}"
-
-
-async def replay_once(
-    connection: Connection, replays: Sequence[Replay], force: bool
-) -> dict[str, Task | KeyConflict]:
-    """Submit final tasks again, none twice; return tasks or `KeyConflict`, by the old id."""
-    answers: dict[str, Task | KeyConflict] = {}
-    left = sorted(replays)
-    for _ in range(TURNS):
-        if not left:
-            break
-        rows = await connection.fetch(sql.REPLAY, *zip(*left, strict=True), force)
-        answers |= {row[0]: task_of(row[1:]) for row in rows if row[1] is not None}
-        taken = {row[0] for row in rows if row[1] is None}
-        if taken:
-            holders = await connection.fetch(sql.REPLAY_HOLDERS, sorted(taken))
-            answers |= {row[0]: KeyConflict(task_of(row[1:])) for row in holders}
-        left = [one for one in left if one.id in taken and one.id not in answers]
-    return answers
