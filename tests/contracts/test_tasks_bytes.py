@@ -231,15 +231,13 @@ class TestASubmitThatMeetsOthers:
     def read(self, store, monkeypatch):
         """Sizes of the payloads and results of all rows that the store has read as tasks."""
         sizes = []
-        for module in ("postgres.insert", "postgres.store", "sqlite.insert", "sqlite.store"):
-            name = f"tickwheel.durable.stores.{module}.task_of"
 
-            def noting(row):
-                found = task_of(row)
-                sizes.append(len(found.body) + len(found.result_body or ""))
-                return found
+        def noting(row):
+            found = task_of(row)
+            sizes.append(len(found.body) + len(found.result_body or ""))
+            return found
 
-            monkeypatch.setattr(name, noting)
+        change(monkeypatch, "task_of", noting)
         return sizes
 
     def submissions(self, store, on_conflict="reject", **fields):
