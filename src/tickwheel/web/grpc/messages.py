@@ -115,12 +115,10 @@ def json_text(text: str, what: str) -> msgspec.Raw:
 
 def submit_values(request: pb.SubmitRequest) -> dict[str, Any]:
     """Return the fields of a task to submit."""
-    return {
-        "service": request.service,
-        **given(request),
-        "payload": json_text(request.payload, "payload"),
-        "on_conflict": choice(CONFLICTS, request.on_conflict, "on_conflict", "reject"),
-    }
+    values = {"service": request.service, **given(request)}
+    values["payload"] = json_text(values.get("payload", ""), "payload")
+    values["on_conflict"] = choice(CONFLICTS, request.on_conflict, "on_conflict", "reject")
+    return values
 
 
 def choice(names: dict[int, str], number: int, what: str, default: str | None = None) -> str | None:

@@ -1,0 +1,23 @@
+"""The messages of the gRPC API as values of the schemas."""
+
+import pytest
+
+from tickwheel.v1 import tasks_pb2 as pb
+from tickwheel.web.grpc.messages import submit_values
+
+
+class ReadOnce:
+    """A message whose payload is only in the list of its fields: each read copies it."""
+
+    def __init__(self, message):
+        self._message = message
+
+    def __getattr__(self, name):
+        assert name != "payload"
+        return getattr(self._message, name)
+
+
+@pytest.mark.parametrize(("payload", "found"), [("", b"null"), ("[1]", b"[1]")])
+def test_the_payload_of_a_submit_is_read_once(payload, found):
+    values = submit_values(ReadOnce(pb.SubmitRequest(service="mail", payload=payload)))
+    assert bytes(values["payload"]) == found
