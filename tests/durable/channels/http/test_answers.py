@@ -119,6 +119,8 @@ class TestRetryAfter:
             ("1", 1000),
             (" 120 ", 120_000),
             ("007", 7000),
+            ("0000000007", 7000),
+            ("0" * 5000, 0),
             ("86400", MAX_RETRY_AFTER_MS),
             ("86401", MAX_RETRY_AFTER_MS),
             ("9" * 5000, MAX_RETRY_AFTER_MS),

@@ -276,7 +276,8 @@ def retry_after_ms(text: str | None, now_ms: float) -> int | None:
     """
     text = (text or "").strip()
     if text.isascii() and text.isdigit():
-        return MAX_RETRY_AFTER_MS if len(text) > 9 else min(int(text) * 1000, MAX_RETRY_AFTER_MS)
+        digits = text.lstrip("0") or "0"
+        return min(int(digits[:10]) * 1000, MAX_RETRY_AFTER_MS)
     date = http_date(text)
     if date is None:
         return None
