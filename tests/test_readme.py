@@ -84,6 +84,15 @@ def test_the_readme_names_two_commands_and_both_exist():
     assert re.search(r"^test:.*## ", makefile, re.MULTILINE)
 
 
+@pytest.mark.parametrize("name", ["tools/screenshots", "benchmarks/dashboard.py"])
+def test_the_browser_that_a_program_starts_is_a_package_that_make_installs(name):
+    packages = re.search(
+        r"^PACKAGES := (.*?) #", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE
+    )[1]
+    (browser,) = re.findall(r'"/usr/bin/(chromium.*?)"', (ROOT / name).read_text("utf-8"))
+    assert browser in packages.split()
+
+
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 def test_make_serve_installs_only_the_server_and_make_setup_the_tools(tmp_path):
     def extras_of(target):

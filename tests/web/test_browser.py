@@ -1,7 +1,7 @@
 """The dashboard in a real browser over a real server: every page, every action, no console error.
 
-Needs Debian's chromium. One browser serves all tests of this module; each has its own profile.
-Nothing here runs an event loop: the browser's driver has one in this thread.
+Needs Debian's chromium-headless-shell. One browser serves all tests of this module; each has its
+own profile. Nothing here runs an event loop: the browser's driver has one in this thread.
 """
 
 import asyncio
