@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import tickwheel
+from tickwheel.durable.implementations import BROKERS
 from tickwheel.values.options import TaskOptions
 
 ROOT = Path(__file__).parent.parent
@@ -110,6 +111,12 @@ def test_a_field_that_a_submit_gives_is_named_in_at_most_8_files():
     }
     assert found == listed
     assert len(found) <= 8
+
+
+def test_the_dashboard_offers_each_protocol():
+    text = (PACKAGE / "web" / "static" / "services.js").read_text("utf-8")
+    offered = re.findall(r'"(\w+)"', re.search(r"PROTOCOLS = \[(.*?)\]", text)[1])
+    assert {*offered} == {"http", "grpc", *BROKERS}
 
 
 def test_only_one_file_knows_the_schemes_of_stores():
