@@ -26,7 +26,7 @@ REASON = "revoked"  # as a worker says
 
 
 class RevokingBroadcast:
-    """`app.control.broadcast`: all ways to revoke by id go through it, the command line's too."""
+    """`app.control.broadcast`: every revocation by id goes through it, also a command's."""
 
     def __init__(self, app: Celery, messages: Messages, original: Callable[..., Any]) -> None:
         self.original = original

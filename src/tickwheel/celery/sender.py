@@ -55,7 +55,7 @@ class DelayingSender:
         return self.original(producer, name, message, **options)
 
     def _store(self, message: Any, due_at: datetime, options: dict[str, Any]) -> bool:
-        """Store a message; return False if Celery is to send it."""
+        """Store a message; return False if Celery must send it."""
         task = fields_of(message)
         try:
             self._messages.store(message.body, options, due_at, task)

@@ -33,7 +33,7 @@ class Waiting(tickwheel.DelayedOperation):
 
     @property
     def arrived(self) -> int:
-        """The events on its key since it was added, at most those that it needs."""
+        """The number of events on its key since it was added, at most `needed`."""
         return min(self.needed, self.scene.events_on(self.key) - self.first)
 
     def try_complete(self) -> bool:

@@ -51,7 +51,7 @@ FINAL = frozenset({State.FINISHED, State.FAILED, State.CANCELLED})
 
 
 class Event(StrEnum):
-    """An event in the life of a task; the execution log has the one that ended an attempt."""
+    """An event in the life of a task; the execution log records the one that ended an attempt."""
 
     CLAIM = "claim"
     ACCEPT = "accept"  # the callee has it, and will report its end

@@ -255,7 +255,7 @@ async def cancel(call: Call) -> Reply:
 
 
 async def reschedule(call: Call, body: schemas.Reschedule) -> Reply:
-    """Make a task that is not running due at another time."""
+    """Change the due time of a task that is not running."""
     if (body.delay is None) == (body.due_at is None):
         raise HttpError("invalid", "give delay or due_at, one of them")
     task_id = await own_task_id(call)

@@ -143,7 +143,7 @@ def dead_letter_properties(given: Basic.Properties, reason: str) -> Basic.Proper
 
 @asynccontextmanager
 async def translated_errors() -> AsyncIterator[None]:
-    """Raise the errors of AMQP as `SourceUnavailable`."""
+    """Convert errors of AMQP to `SourceUnavailable`."""
     try:
         yield
     except (AMQPError, ChannelInvalidStateError, OSError) as error:

@@ -120,7 +120,7 @@ def message_of(entry_id: bytes, fields: dict[bytes, bytes] | None) -> Message:
 
 @asynccontextmanager
 async def translated_errors() -> AsyncIterator[None]:
-    """Raise the errors of Redis as `SourceUnavailable`."""
+    """Convert errors of Redis to `SourceUnavailable`."""
     try:
         yield
     except (RedisError, OSError) as error:

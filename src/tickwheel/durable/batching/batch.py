@@ -62,7 +62,7 @@ class Batch(Generic[T, R]):
         return len(self._queue)
 
     def add(self, item: T, *, force: bool = False) -> asyncio.Future[R]:
-        """Add an item; the future is its answer. `force` adds it however much waits."""
+        """Add an item; the future is its answer. `force` skips the check for room."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()  # a system call
         future: asyncio.Future[R] = self._loop.create_future()

@@ -231,6 +231,6 @@ def token_of(row: Sequence[Any]) -> Token:
 
 
 def audit_page(rows: Sequence[Sequence[Any]], limit: int) -> tuple[list[Audit], int | None]:
-    """Return lines of the audit log, and the cursor if there is one more than `limit`."""
+    """Return a page of the audit log, and a cursor if more lines follow."""
     lines = [Audit._make(row[1:]) for row in rows[:limit]]
     return lines, rows[limit - 1][0] if len(rows) > limit else None

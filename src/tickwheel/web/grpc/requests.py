@@ -40,7 +40,7 @@ GRPC = "gRPC"  # the method in metrics and traces
 class Readers:
     """Reads messages, at most `limit` at once, so that their memory is bounded.
 
-    Beyond that, the caller that has taken longest is refused.
+    At the limit, the read that has taken longest is refused.
     """
 
     def __init__(self, limit: int) -> None:

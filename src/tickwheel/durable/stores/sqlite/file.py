@@ -443,7 +443,7 @@ class SqliteFile:
 
     @property
     def _apart(self) -> bool:
-        """Whether another connection than the writer may move the log into the file."""
+        """Whether a connection other than the writer may move the log into the file."""
         return self._connect_class.version >= SAFE
 
 
