@@ -202,7 +202,7 @@ test-pythons: ## Run the tests on each Python from 3.11 on that is found
 LOWEST_TESTS := tests/web --ignore-glob '*_browser*' tests/http tests/client tests/cli tests/receiver tests/contracts/test_tasks.py \
     tests/contracts/overflow_buffer tests/durable/stores/postgres/test_store.py tests/durable/coordinators/test_zookeeper.py \
     tests/overflow_buffers/test_buffers.py tests/test_django.py \
-    $(foreach channel,kafka nats rabbitmq redis,tests/durable/channels/test_$(channel).py)
+    $(foreach channel,celery kafka nats rabbitmq redis,tests/durable/channels/test_$(channel).py) tests/celery_app
 
 .PHONY: mutants
 mutants: $(READY) ## Put known faults into a copy of the code, one at a time, and see that the tests catch each

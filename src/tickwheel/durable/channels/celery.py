@@ -390,8 +390,17 @@ class RedisPublisher(Publisher):
             for command, reply in zip(self._commands, self._execute(), strict=True):
                 if isinstance(reply, ResponseError):
                     for number in command.numbers:
-                        errors[number] = f"Redis has refused it: {reply!s:.300}"
+                        errors[number] = refusal(reply)
         return errors
+
+    def _send(self, producer: Producer, message: Stored, **options: Any) -> str | None:
+        """Publish a message; return why kombu cannot encode it or, before 5.7, Redis refuses it."""
+        try:
+            return super()._send(producer, message, **options)
+        except ReadOnlyError:  # another server is the primary now
+            raise
+        except ResponseError as error:
+            return refusal(error)
 
     def _execute(self) -> list[Any]:
         """Send the commands, and return their replies; an error reply is an exception."""
@@ -413,6 +422,11 @@ def encode_command(words: list[Any]) -> bytes:
     texts = [word if isinstance(word, bytes) else str(word).encode() for word in words]
     parts = [b"$%d\r\n%b\r\n" % (len(text), text) for text in texts]
     return b"*%d\r\n" % len(texts) + b"".join(parts)
+
+
+def refusal(error: ResponseError) -> str:
+    """Return why Redis did not take a message."""
+    return f"Redis has refused it: {error!s:.300}"
 
 
 def read_reply(connection: Any) -> Any:
