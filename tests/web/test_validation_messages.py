@@ -5,14 +5,17 @@ import json
 import re
 
 import msgspec
+import msgspec.inspect
 import pytest
 
 from tickwheel.web import schemas
 from tickwheel.web.app import ROUTES
 from tickwheel.web.validation_messages import (
+    IN_SECONDS,
     describe_bad_json,
     describe_error,
     lone_surrogate,
+    union_members,
 )
 
 PUT = schemas.PutService
@@ -40,8 +43,8 @@ def asked(**query):
         ({"timeout": "5"}, 'timeout must be a number of seconds above 0, up to 86400, got "5"'),
         ({"timeout": None}, "timeout must be a number of seconds above 0, up to 86400, got null"),
         ({"backoff": {"first": "2s"}},
-             'backoff.first must be a number of seconds, 0 to 3200000000, got "2s"'),
-            ({"max_attempts": 0}, "max_attempts must be 1 to 10000, got 0"),
+         'backoff.first must be a number of seconds, 0 to 3200000000, got "2s"'),
+        ({"max_attempts": 0}, "max_attempts must be 1 to 10000, got 0"),
         ({"max_attempts": 1.5}, "max_attempts must be a whole number, 1 to 10000, got 1.5"),
         ({"concurrency": True}, "concurrency must be a whole number, 1 to 100000, got true"),
         ({"rate": 0}, "rate must be 0.001 to 1000000, or null, got 0"),
@@ -70,6 +73,7 @@ def test_a_field_of_a_service(wrong, words):
          f'due_at must be {MOMENT}, or null, got "2030-01-01T00:00:00"'),
         ({"due_at": 5}, f"due_at must be {MOMENT}, or null, got 5"),
         ({"on_conflict": "x"}, 'on_conflict must be keep or reject or replace, got "x"'),
+        ({"delay": -1}, "delay must be 0 to 3200000000 seconds, or null, got -1"),
         ({"priority": 99_999}, "priority must be -32768 to 32767, got 99999"),
         ({"key": "k" * 201},
          "key must be text of 1 to 200 characters, or null, got 201 characters"),
@@ -78,6 +82,17 @@ def test_a_field_of_a_service(wrong, words):
 )  # fmt: skip
 def test_a_field_of_a_task(wrong, words):
     assert message_of(SUBMIT, json.dumps({"service": "mail", **wrong}).encode()) == words
+
+
+def test_each_number_of_a_request_that_may_have_a_fraction_is_a_duration_or_listed_here():
+    names = {
+        field.encode_name
+        for kind in schemas.Input.__subclasses__()
+        for field in msgspec.inspect.type_info(kind).fields
+        for one in union_members(field.type)
+        if isinstance(one, msgspec.inspect.FloatType)
+    }
+    assert names - IN_SECONDS == {"factor", "jitter", "rate"}
 
 
 @pytest.mark.parametrize(

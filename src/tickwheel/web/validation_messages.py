@@ -134,7 +134,7 @@ def describe_field(unknown: bool, name: str, place: Location, *, query: bool) ->
 
 def describe_expected(place: Location, *, query: bool) -> str:
     """Return a description of the expected value."""
-    unit = " of seconds" if place.name.rpartition(".")[2] in IN_SECONDS else ""
+    unit = "seconds" if place.name.rpartition(".")[2] in IN_SECONDS else ""
     words = [describe_type(one, place.value, unit) for one in union_members(place.type)]
     if "null" in words:
         words.remove("null")
@@ -171,14 +171,14 @@ def describe_number(type_: inspect.IntType | inspect.FloatType, value: Any, unit
     whole = isinstance(type_, inspect.IntType)
     least, most = type_.ge, type_.le
     is_right_kind = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-    kind = "a whole number" if whole else f"a number{unit}"
+    kind = "a whole number" if whole else f"a number of {unit}" if unit else "a number"
     if type_.gt is not None:
         bounds = f"above {type_.gt:g}" + ("" if most is None else f", up to {format_number(most)}")
         return f"{kind} {bounds}"
     if least is None or most is None:
         return kind
     bounds = f"{format_number(least)} to {format_number(most)}"
-    return bounds if is_right_kind else f"{kind}, {bounds}"
+    return f"{bounds} {unit}".rstrip() if is_right_kind else f"{kind}, {bounds}"
 
 
 def format_number(number: float) -> str:
