@@ -82,6 +82,7 @@ def test_an_unsafe_request_is_retried_only_if_it_certainly_did_nothing():
         ("1.5", None),
         ("٣", None),
         ("9" * 30, None),
+        ("0000000000007", 7.0),
         ("Sun, 99 Nov 2026 12:00:30 GMT", None),
         ("Sun, 15 Nov 99999999999999999999 12:00:30 GMT", None),
     ],

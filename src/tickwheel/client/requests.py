@@ -158,8 +158,8 @@ def refusal(answer: Answer, now: float, server: str) -> TickwheelError:
 def retry_after(answer: Answer, now: float) -> float | None:
     """Return the seconds to wait by Retry-After, or None; `now` is the wall-clock time."""
     text = answer.headers.get("retry-after", "").strip()
-    if re.fullmatch(r"[0-9]{1,9}", text):
-        return float(text)
+    if seconds := re.fullmatch(r"0*([0-9]{1,9})", text):
+        return float(seconds[1])
     moment = http_date(text)
     return None if moment is None else max(0.0, moment.timestamp() - now)
 

@@ -7,17 +7,21 @@ from tickwheel.web.grpc.messages import submit_values
 
 
 class ReadOnce:
-    """A message whose payload is only in the list of its fields: each read copies it."""
+    """A message whose fields can be listed once, and read by no other way: each read copies."""
 
-    def __init__(self, message):
+    def __init__(self, message, large):
         self._message = message
+        self._large = large
+        self.lists = 0
 
     def __getattr__(self, name):
-        assert name != "payload"
+        assert name != self._large
+        self.lists += name == "ListFields"
+        assert self.lists <= 1
         return getattr(self._message, name)
 
 
 @pytest.mark.parametrize(("payload", "found"), [("", b"null"), ("[1]", b"[1]")])
 def test_the_payload_of_a_submit_is_read_once(payload, found):
-    values = submit_values(ReadOnce(pb.SubmitRequest(service="mail", payload=payload)))
+    values = submit_values(ReadOnce(pb.SubmitRequest(service="mail", payload=payload), "payload"))
     assert bytes(values["payload"]) == found

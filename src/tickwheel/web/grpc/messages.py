@@ -70,7 +70,7 @@ def convert(values: dict[str, Any], kind: type[T]) -> T:
 
 
 def given(message: Message, *names: str) -> dict[str, Any]:
-    """Return the fields that a message has, or those of `names`, in the form of the schemas.
+    """Return the fields that a message has, of `names` if there are any, as the schemas take them.
 
     A field that is 0 or empty, and not optional, counts as missing: the schema has the default.
     """
@@ -145,8 +145,7 @@ def list_values(request: pb.ListRequest) -> dict[str, Any]:
 
 def task_message(task: Task) -> pb.Task:
     """Return a task as a message; the caller has redacted it."""
-    copied = zip(_COPIED, _values_of(task), strict=True)
-    values = {name: value for name, value in copied if value is not None}
+    values = dict(zip(_COPIED, _values_of(task), strict=True))
     values["service"] = local_name(task.service)
     values["payload"] = task.body.decode()
     values["state"] = STATES[task.state]

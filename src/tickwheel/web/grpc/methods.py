@@ -129,7 +129,7 @@ async def cancel(call: Call, message: bytes) -> Message:
 
 
 async def reschedule(call: Call, message: bytes) -> Message:
-    """Make a task that is not running due at another time."""
+    """Change the due time of a task that is not running."""
     request = decode(pb.RescheduleRequest, message)
     call.params = {"id": request.id}
     due = convert(given(request, "delay", "due_at"), schemas.Reschedule)
@@ -144,10 +144,10 @@ async def feedback(call: Call, message: bytes) -> Message:
     values = {
         "outcome": choice(OUTCOMES, request.outcome, "outcome"),
         "attempt": request.attempt,
-        "result": json_text(request.result, "result"),
         "retry": not request.no_retry,
-        **given(request, "epoch", "error"),
+        **given(request, "epoch", "error", "result"),
     }
+    values["result"] = json_text(values.get("result", ""), "result")
     reply = await tasks.feedback(call, convert(values, schemas.Feedback))
     return pb.FeedbackResponse(**verdict(reply))
 
