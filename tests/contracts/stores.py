@@ -113,11 +113,11 @@ def scan_less(monkeypatch, rows):
     change(monkeypatch, "SCAN", rows)
 
 
-def change(monkeypatch, constant, value):
-    """Have every module of the stores take another value for a constant."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("tickwheel.durable.store") and hasattr(module, constant):
-            monkeypatch.setattr(module, constant, value)
+def change(monkeypatch, name, value):
+    """Have every module of the stores that has this name use another value for it."""
+    for path, module in list(sys.modules.items()):
+        if path.startswith("tickwheel.durable.store") and hasattr(module, name):
+            monkeypatch.setattr(module, name, value)
 
 
 async def believe(fetch, rows, others):

@@ -7,12 +7,15 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.values.json.encode import decode
-from tickwheel.values.options import OPTIONS
+from tickwheel.values.options import TaskOptions
 
 if TYPE_CHECKING:
     from tickwheel.consumer.source import Message
 
-FIELDS = {"service", "payload", "due_at"} | OPTIONS - {"at", "connection"}
+FIELDS = {
+    "service", "payload", "due_at", "on_conflict", "idempotency_key",
+    *TaskOptions.__annotations__.keys() - {"at"},
+}  # fmt: skip
 
 
 def task_request(body: bytes) -> dict[str, Any]:

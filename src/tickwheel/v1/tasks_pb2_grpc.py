@@ -117,7 +117,7 @@ class TaskServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Reschedule(self, request, context):
-        """Makes a task that is not running due at another time. Scope: submit.
+        """Changes the due time of a task that is not running. Scope: submit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

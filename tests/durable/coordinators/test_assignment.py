@@ -1,4 +1,4 @@
-"""Sharing: quotas by weight, few moves, and the shards that are lent."""
+"""Assignment of shards: quotas by weight, few moves, and the shards that are lent."""
 
 import math
 

@@ -49,7 +49,7 @@ CHUNK_TASKS = 1_000  # that `submit_many` stores together
 CHUNKS_IN_FLIGHT = 2  # that it stores at the same time
 YIELD_TASKS = 100  # built by `submit_many` before it yields to the event loop
 
-_submission = partial(tuple.__new__, Submission)  # three times as fast
+_submission = partial(tuple.__new__, Submission)  # a third of its cost; takes all fields
 
 
 class Submit:
@@ -113,7 +113,7 @@ class Submit:
         now = self._store.latest_ms()
         now_ms = int(now)
         fields = task_fields(service, now, *values, **options)
-        key, due_at_ms = fields[0], fields[1]
+        key, due_at_ms = fields[:2]
         if on_conflict != "reject":
             check_on_conflict(on_conflict)
         if len(body) > self._max_body:

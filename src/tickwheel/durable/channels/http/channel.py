@@ -277,7 +277,7 @@ def retry_after_ms(text: str | None, now_ms: float) -> int | None:
     text = (text or "").strip()
     if text.isascii() and text.isdigit():
         digits = text.lstrip("0") or "0"
-        return min(int(digits[:10]) * 1000, MAX_RETRY_AFTER_MS)
+        return min(int(digits[:10]) * 1000, MAX_RETRY_AFTER_MS)  # int of many digits is slow
     date = http_date(text)
     if date is None:
         return None

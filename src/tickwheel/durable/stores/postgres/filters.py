@@ -154,7 +154,8 @@ def find_due(
 ) -> tuple[str, list[Any]]:
     """Return the statement of `find` for tasks that are few in their range of due times.
 
-    The order of ids is that of the primary key alone: PostgreSQL 18 could skip through task_due.
+    `ORDER BY t.id` makes the planner use the primary key; PostgreSQL 18 may skip-scan `task_due`
+    without it.
     """
     values = Values()
     where = matching(filter, now_ms, values)

@@ -569,7 +569,7 @@ class PostgresStore:
         self, replays: Sequence[Replay], *, force: bool
     ) -> list[Task | KeyConflict | None]:
         """Submit final tasks again, as new tasks; each once, unless `force`."""
-        return await self._transaction(lambda one: replay(one, replays, force=force))
+        return await self._transaction(lambda connection: replay(connection, replays, force=force))
 
     async def prune(self, before_ms: int, limit: int) -> int:
         """Delete up to `limit` final tasks that ended before `before_ms`, with their attempts."""
