@@ -16,6 +16,7 @@ class TestTry:
         assert api.get("/v1/tasks").json["items"] == []
         line = api.get("/v1/audit").json["items"][0]
         assert (line["action"], line["target"]) == ("service.try", "mail")
+        assert line["detail"] == "finish"
 
     def test_an_error_is_an_answer_and_is_not_retried(self, api, receiver):
         api.service("mail", receiver.url("/broken"))

@@ -152,7 +152,7 @@ class SubmissionVerbs(Administration):
                 answer = await channel.send(task, service, lambda: True)
         except TimeoutError:
             answer = Answer(Event.FAIL, error="the service did not answer in time")
-        detail = f"{answer.event}: {answer.error or ''}"[:200]
+        detail = ": ".join(filter(None, (answer.event, answer.error)))[:200]
         await self.note("service.try", name, actor=actor, request=request, detail=detail)
         return answer
 

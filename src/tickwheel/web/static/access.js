@@ -37,7 +37,7 @@ async function create(first, reload) {
     return post("v1/tokens", { name: data.name, scopes, namespace: data.namespace || null, lifetime: data.lifetime ? parseDelay(data.lifetime) : null });
   } });
   if (!made) return;
-  await ask({ title: "Keep this token", action: "Done", body: [h("p", { class: "soft" }, "It is shown this one time."), h("pre", { class: "text", tabindex: "0", role: "group", "aria-label": "Token" }, made.token)] });
+  await ask({ title: "Keep this token", action: "Done", cancel: false, body: [h("p", { class: "soft" }, "It is shown this one time."), h("pre", { class: "text", tabindex: "0", role: "group", "aria-label": "Token" }, made.token)] });
   reload();
 }
 

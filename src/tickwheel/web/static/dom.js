@@ -133,12 +133,12 @@ export function toast(text, bad = false) {
 }
 
 /** Open a dialog with a form; resolve to the form's data, or null if it is left. */
-export function ask({ title, body, action = "OK", danger = false, large = false, check = null }) {
+export function ask({ title, body, action = "OK", cancel = true, danger = false, large = false, check = null }) {
   return new Promise((resolve) => {
     const problem = h("p", { class: "banner bad hidden", role: "alert" });
     const submit = h("button", { class: danger ? "primary danger" : "primary", type: "submit" }, action);
     const form = h("form", { method: "dialog" }, h("h2", { id: "dialog-title" }, title), body, problem,
-      h("div", { class: "buttons" }, h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"), submit));
+      h("div", { class: "buttons" }, cancel && h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"), submit));
     const dialog = h("dialog", { class: large ? "large" : null, "aria-labelledby": "dialog-title" }, form);
     let answer = null;
     form.addEventListener("submit", async (event) => {
