@@ -11,8 +11,8 @@ import pytest
 
 from servers import PgBouncerServer
 from tickwheel import ManualClock
-from tickwheel.cli import doctor_checks
-from tickwheel.cli.doctor_checks import check_authorities, check_pair, duration
+from tickwheel.cli import host_checks
+from tickwheel.cli.host_checks import check_authorities, check_pair, duration
 from tickwheel.durable import Scheduler
 from tickwheel.durable.permits import descriptors
 
@@ -294,7 +294,7 @@ def certificate_for(tmp_path):
 
 def test_too_few_file_descriptors(run, store, monkeypatch):
     fill(store, nothing)
-    monkeypatch.setattr(doctor_checks, "hard_limit", lambda: 100)
+    monkeypatch.setattr(host_checks, "hard_limit", lambda: 100)
     [line] = [one for one in run("doctor", "--store", store).lines if one["level"] != "ok"]
     assert line["check"] == "file descriptors"
     assert "60 connections and 20 calls" in line["finding"]
@@ -314,7 +314,7 @@ def test_a_time_zone_that_this_host_does_not_know(findings, store, monkeypatch):
             raise zoneinfo.ZoneInfoNotFoundError(name)
         return real(name)
 
-    monkeypatch.setattr(doctor_checks.zoneinfo, "ZoneInfo", unknown)
+    monkeypatch.setattr(host_checks.zoneinfo, "ZoneInfo", unknown)
     code, found = findings("--store", store)
     assert (code, found["time zones"]) == (1, ("error", "this host does not know Asia/Tokyo"))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from tickwheel.cli.doctor_checks import (
+from tickwheel.cli.host_checks import (
     ERROR,
     OK,
     WARNING,

@@ -58,7 +58,7 @@ def null() -> Raw:
 
 
 class Input(Struct, forbid_unknown_fields=True, frozen=True):
-    """Base of request types: an unknown field is an error, and is never ignored."""
+    """Base of request types: an unknown field in JSON is an error."""
 
 
 class Output(Struct, frozen=True):
