@@ -100,7 +100,7 @@ def test_each_command_is_loaded_when_it_is_called():
 
 
 def test_a_field_that_a_submit_gives_is_named_in_at_most_8_files():
-    start = "is named in these files: "
+    start = "these files name it: "
     listed = {*re.findall(r"`(.+?)`", TEXT.partition(start)[2].partition(". ")[0])}
     names = TaskOptions.__annotations__.keys() - {"delay", "at"}  # both give `due_at_ms`
     found = {

@@ -317,6 +317,13 @@ class TestServices:
         heading(page, "Services")
         assert server.get("/v1/services/fresh").status == 404
 
+    def test_a_test_call_of_a_service_that_is_gone_says_so(self, page, server, callee):
+        server.service("left", callee.url("/gone"))
+        page.go("services/left")
+        press(page, "Test call")
+        confirm(page, "Call it")
+        expect(page.get_by_role("dialog")).to_contain_text("gone for good")
+
     def test_errors_are_grouped(self, page, server):
         again = server.submit("broken", delay=0)["id"]
         server.task_in(again, "failed")

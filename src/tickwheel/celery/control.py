@@ -26,7 +26,7 @@ REASON = "revoked"  # as a worker says
 
 
 class RevokingBroadcast:
-    """`app.control.broadcast`: every revocation by id goes through it, also of the command line."""
+    """`app.control.broadcast`: each revocation by id passes here, those of the command line too."""
 
     def __init__(self, app: Celery, messages: Messages, original: Callable[..., Any]) -> None:
         self.original = original

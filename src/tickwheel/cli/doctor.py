@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from tickwheel.cli.exit_codes import OK as EXIT_OK
+from tickwheel.cli.exit_codes import OTHER
 from tickwheel.cli.host_checks import (
     ERROR,
     OK,
@@ -21,8 +23,6 @@ from tickwheel.cli.host_checks import (
     check_tls,
     duration,
 )
-from tickwheel.cli.exit_codes import OK as EXIT_OK
-from tickwheel.cli.exit_codes import OTHER
 from tickwheel.cli.output import Output, examples, with_output
 from tickwheel.cli.serve import load_config, setting_options
 from tickwheel.cli.store import open_store, store_of

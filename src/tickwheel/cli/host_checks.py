@@ -1,4 +1,4 @@
-"""The checks of `doctor` that need no store: time zones, descriptors, the files of this host, TLS."""
+"""The checks of `doctor` that need no store: time zones, descriptors, files of this host, TLS."""
 
 from __future__ import annotations
 

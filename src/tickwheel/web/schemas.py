@@ -14,6 +14,9 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from tickwheel.durable.coordinator import NodeState  # noqa: TC001 - msgspec reads it
+from tickwheel.values import service
+
+BACKOFF, BREAKER = service.Backoff(), service.Breaker()  # their defaults
 
 # These end in `\Z`: `$` would also match before a final line feed.
 NAME = r"^\.*[A-Za-z0-9_:-][A-Za-z0-9._:-]*\Z"  # not dots alone: URLs are normalised
@@ -136,19 +139,19 @@ class ReplayWhere(Input, kw_only=True, frozen=True):
 class Backoff(Input, kw_only=True, frozen=True):
     """The wait before a retry: `first` seconds, multiplied by `factor` each time, up to `max`."""
 
-    first: Seconds = 1.0
-    factor: Annotated[float, Meta(ge=1, le=1000)] = 2.0
-    max: Seconds = 3600.0
-    jitter: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    first: Seconds = BACKOFF.first
+    factor: Annotated[float, Meta(ge=1, le=1000)] = BACKOFF.factor
+    max: Seconds = BACKOFF.max
+    jitter: Annotated[float, Meta(ge=0, le=1)] = BACKOFF.jitter
 
 
 class Breaker(Input, kw_only=True, frozen=True):
     """The circuit breaker: failures in a row that open it, and for how many seconds."""
 
-    failures: Annotated[int, Meta(ge=1, le=1_000_000)] = 10
-    pause: Positive = 5.0
-    max_pause: Positive = 60.0
-    probes: Annotated[int, Meta(ge=1, le=1_000)] = 1
+    failures: Annotated[int, Meta(ge=1, le=1_000_000)] = BREAKER.failures
+    pause: Positive = BREAKER.pause
+    max_pause: Positive = BREAKER.max_pause
+    probes: Annotated[int, Meta(ge=1, le=1_000)] = BREAKER.probes
 
 
 Header = Annotated[str, Meta(max_length=4_096)]

@@ -3,7 +3,7 @@
 import pytest
 
 from tickwheel.v1 import tasks_pb2 as pb
-from tickwheel.web.grpc.messages import submit_values
+from tickwheel.web.grpc.messages import feedback_values, submit_values
 
 
 class ReadOnce:
@@ -25,3 +25,9 @@ class ReadOnce:
 def test_the_payload_of_a_submit_is_read_once(payload, found):
     values = submit_values(ReadOnce(pb.SubmitRequest(service="mail", payload=payload), "payload"))
     assert bytes(values["payload"]) == found
+
+
+@pytest.mark.parametrize(("result", "found"), [("", b"null"), ("[1]", b"[1]")])
+def test_the_result_of_a_feedback_is_read_once(result, found):
+    request = pb.FeedbackRequest(outcome=pb.OUTCOME_FINISHED, attempt=1, result=result)
+    assert bytes(feedback_values(ReadOnce(request, "result"))["result"]) == found

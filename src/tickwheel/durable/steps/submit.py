@@ -49,7 +49,8 @@ CHUNK_TASKS = 1_000  # that `submit_many` stores together
 CHUNKS_IN_FLIGHT = 2  # that it stores at the same time
 YIELD_TASKS = 100  # built by `submit_many` before it yields to the event loop
 
-_submission = partial(tuple.__new__, Submission)  # a third of its cost; takes all fields
+# A third of the cost of `Submission(...)`; needs every field.
+_submission = partial(tuple.__new__, Submission)
 
 
 class Submit:

@@ -41,7 +41,7 @@ CONFLICTS[pb.ON_CONFLICT_KEEP] = "keep"
 OUTCOMES: dict[int, str] = {pb.OUTCOME_FINISHED: "finished", pb.OUTCOME_FAILED: "failed"}
 OUTCOMES[pb.OUTCOME_PROGRESS] = "progress"
 
-# The fields of a task that its message has unchanged; `task_message` converts the others.
+# Fields that a task and its message share unchanged; `task_message` converts the others.
 _COPIED = [
     field.name
     for field in pb.Task.DESCRIPTOR.fields
@@ -70,7 +70,7 @@ def convert(values: dict[str, Any], kind: type[T]) -> T:
 
 
 def given(message: Message, *names: str) -> dict[str, Any]:
-    """Return the fields that a message has, of `names` if there are any, as the schemas take them.
+    """Return the fields that a message has, or only those in `names`, as the schemas take them.
 
     A field that is 0 or empty, and not optional, counts as missing: the schema has the default.
     """
@@ -93,7 +93,7 @@ def form_of(field: FieldDescriptor) -> tuple[str, Callable[[Any], Any] | None]:
 
 
 def time_of(name: str, timestamp: Timestamp) -> datetime:
-    """Return a timestamp as a datetime; raise if that has no such year."""
+    """Return a timestamp as a datetime; raise unless its year is 1 to 9999."""
     try:
         return timestamp.ToDatetime(UTC)  # type: ignore[no-any-return]
     except (ValueError, OverflowError):
@@ -118,6 +118,15 @@ def submit_values(request: pb.SubmitRequest) -> dict[str, Any]:
     values = {"service": request.service, **given(request)}
     values["payload"] = json_text(values.get("payload", ""), "payload")
     values["on_conflict"] = choice(CONFLICTS, request.on_conflict, "on_conflict", "reject")
+    return values
+
+
+def feedback_values(request: pb.FeedbackRequest) -> dict[str, Any]:
+    """Return the fields of a feedback."""
+    values = {"attempt": request.attempt, **given(request, "epoch", "error", "result")}
+    values["result"] = json_text(values.get("result", ""), "result")
+    values["outcome"] = choice(OUTCOMES, request.outcome, "outcome")
+    values["retry"] = not request.no_retry
     return values
 
 

@@ -10,14 +10,12 @@ from tickwheel.v1 import tasks_pb2 as pb
 from tickwheel.web import schemas, tasks
 from tickwheel.web.grpc import wire
 from tickwheel.web.grpc.messages import (
-    OUTCOMES,
     STATES,
     add_item,
-    choice,
     convert,
     decode,
+    feedback_values,
     given,
-    json_text,
     list_values,
     submit_values,
     task_message,
@@ -141,14 +139,7 @@ async def feedback(call: Call, message: bytes) -> Message:
     """Report how an accepted attempt ended, or that it goes on."""
     request = decode(pb.FeedbackRequest, message)
     call.params = {"id": request.id}
-    values = {
-        "outcome": choice(OUTCOMES, request.outcome, "outcome"),
-        "attempt": request.attempt,
-        "retry": not request.no_retry,
-        **given(request, "epoch", "error", "result"),
-    }
-    values["result"] = json_text(values.get("result", ""), "result")
-    reply = await tasks.feedback(call, convert(values, schemas.Feedback))
+    reply = await tasks.feedback(call, convert(feedback_values(request), schemas.Feedback))
     return pb.FeedbackResponse(**verdict(reply))
 
 
