@@ -54,6 +54,11 @@ def test_every_module_is_in_the_list_of_files():
     assert {path.stem for path in modules()} - words == set()
 
 
+def test_every_script_of_the_pages_is_in_the_list_of_files():
+    words = {*re.findall(r"\w+", FILES.partition("static/")[2].partition("session")[0])}
+    assert {path.stem for path in (PACKAGE / "web" / "static").glob("*.js")} - words == set()
+
+
 @pytest.mark.parametrize("hops", [*lists_of_hops()])
 def test_each_hop_of_a_life_calls_the_next(hops):
     assert len(hops) > 1
@@ -73,6 +78,13 @@ def test_only_clock_reads_the_time():
             and ast.unparse(node.value) in ("time", "datetime", "datetime.datetime")
         }
         assert path.stem == "clock" or not read & (CLOCKS | {"now", "utcnow", "today"}), path
+
+
+def test_only_one_function_of_the_native_core_reads_the_time():
+    source = ROOT / "src" / "tickwheel"
+    reads = re.compile(r"\b(?:clock_gettime|gettimeofday|QueryPerformanceCounter|PyTime_\w+)\(")
+    found = {path.name for path in source.glob("*.[ch]") if reads.search(path.read_text("utf-8"))}
+    assert found == {"_wheel.h"}
 
 
 def test_only_one_file_names_stores_channels_and_coordinators():
@@ -99,7 +111,7 @@ def test_each_command_is_loaded_when_it_is_called():
     assert names == {"exit_codes", "terminal"}
 
 
-def test_a_field_that_a_submit_gives_is_named_in_at_most_8_files():
+def test_the_files_that_name_each_field_of_a_submit_are_those_listed_and_at_most_8():
     start = "these files name it: "
     listed = {*re.findall(r"`(.+?)`", TEXT.partition(start)[2].partition(". ")[0])}
     names = TaskOptions.__annotations__.keys() - {"delay", "at"}  # both give `due_at_ms`

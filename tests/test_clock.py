@@ -6,11 +6,9 @@ import sys
 import threading
 import time
 import weakref
-from pathlib import Path
 
 import pytest
 
-import tickwheel
 from stage import LONG, HandClock
 from tickwheel import Clock, ManualClock, OutOfRange, SystemClock, Timer
 
@@ -211,16 +209,3 @@ class TestManualClock:
             timer.call_later(3600, int)
             clock.advance(7200)
         assert len(steps) <= 4  # one per level
-
-
-def test_only_the_clock_module_reads_the_time():
-    """Wheels and steps receive `now` as an argument; one module reads a clock."""
-    package = Path(tickwheel.__file__).parent
-    readers = [
-        path.name
-        for path in package.glob("*.py")
-        if any(
-            word in path.read_text() for word in ("time.monotonic", "time.time(", "perf_counter")
-        )
-    ]
-    assert set(readers) <= {"clock.py", "lab.py"}

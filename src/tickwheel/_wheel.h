@@ -42,7 +42,7 @@ static inline int64_t system_ns(void)
 
 #define MAX_TIME INT64_MAX
 #define MAX_SIZE (1 << 24)
-#define MAX_LEVELS 64 /* of `sizes`, and enough for any wheel that makes its levels on demand: the array `levels` has no check */
+#define MAX_LEVELS 64 /* of `sizes`; a wheel on demand needs at most 63, so the array `levels` needs no check */
 #define DEFAULT_SIZE 64
 #define NEVER UINT64_MAX
 #define FETCH_AHEAD 12

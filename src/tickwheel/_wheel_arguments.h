@@ -134,18 +134,3 @@ static int check_owned(WheelObject *w, PyObject *object)
     }
     return 0;
 }
-
-static int admit(WheelObject *w, int64_t expiry)
-{
-    if (LIKELY(w->overflow || fits(w, deadline_of(w, expiry)))) return 0;
-    PyObject *last = PyLong_FromUnsignedLongLong(w->current + w->levels[w->level_count - 1]->interval - 1);
-    PyObject *tick = PyLong_FromUnsignedLongLong(w->tick);
-    PyObject *time = last && tick ? PyNumber_Multiply(last, tick) : NULL;
-    if (time)
-        PyErr_Format(OutOfRange, "expiry %lld is out of range: at %lld this wheel holds up to %S",
-                     (long long)expiry, (long long)w->now, time);
-    Py_XDECREF(last);
-    Py_XDECREF(tick);
-    Py_XDECREF(time);
-    return -1;
-}

@@ -322,6 +322,7 @@ class TestServices:
         page.go("services/left")
         press(page, "Test call")
         confirm(page, "Call it")
+        expect(page.get_by_role("dialog")).to_contain_text("released")
         expect(page.get_by_role("dialog")).to_contain_text("gone for good")
 
     def test_errors_are_grouped(self, page, server):

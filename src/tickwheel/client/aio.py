@@ -18,7 +18,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from tickwheel.arguments import bounded
-from tickwheel.client import operations, task
+from tickwheel.client import operations
 from tickwheel.client.bulk import (
     DEFAULT_BATCH_TASKS,
     DEFAULT_IN_FLIGHT,
@@ -40,6 +40,7 @@ from tickwheel.client.requests import (
 )
 from tickwheel.client.retries import MAY_BE_DONE, Polls, Retries, log_incomplete_count, log_retry
 from tickwheel.client.servers import Servers
+from tickwheel.client.task import submit as submit_task
 from tickwheel.clock import SystemClock, WallClock, forkable
 from tickwheel.errors import TickwheelError
 from tickwheel.progress import show_progress
@@ -276,7 +277,7 @@ class AsyncClient:
             log_incomplete_count(call.request)
         return result
 
-    submit = awaitable(task.submit)
+    submit = awaitable(submit_task)
     get = awaitable(operations.get)
     attempts_page = awaitable(operations.attempts_page)
     iterate_attempts = paging(operations.attempts_page)

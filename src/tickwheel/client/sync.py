@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from tickwheel.arguments import bounded
-from tickwheel.client import operations, task
+from tickwheel.client import operations
 from tickwheel.client.bulk import (
     DEFAULT_BATCH_TASKS,
     DEFAULT_IN_FLIGHT,
@@ -25,6 +25,7 @@ from tickwheel.client.methods import document_as, document_as_pages, name_method
 from tickwheel.client.requests import Call, Options
 from tickwheel.client.retries import MAY_BE_DONE, Polls, Retries, log_incomplete_count, log_retry
 from tickwheel.client.servers import Servers
+from tickwheel.client.task import submit as submit_task
 from tickwheel.clock import SystemClock, WallClock
 from tickwheel.errors import TickwheelError
 from tickwheel.progress import show_progress
@@ -191,7 +192,7 @@ class Client:
             log_incomplete_count(call.request)
         return result
 
-    submit = blocking(task.submit)
+    submit = blocking(submit_task)
     get = blocking(operations.get)
     attempts_page = blocking(operations.attempts_page)
     iterate_attempts = paging(operations.attempts_page)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 PLACEHOLDER = "********"  # shown in place of a secret
 CONFIRMED = ("finished", "running")
 CLOUDEVENTS = ("binary", "structured")
+REMOTE_TIMEOUT_SECONDS = 30.0  # the default for services that are called over a network
 NO_TIMEOUT_MS = 60_000  # the lease of a task without a timeout, renewed while it runs
 
 

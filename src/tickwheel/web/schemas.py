@@ -16,7 +16,8 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from tickwheel.durable.coordinator import NodeState  # noqa: TC001 - msgspec reads it
 from tickwheel.values import service
 
-BACKOFF, BREAKER = service.Backoff(), service.Breaker()  # their defaults
+DEFAULT_BACKOFF, DEFAULT_BREAKER = service.Backoff(), service.Breaker()
+DEFAULTS = service.Service("defaults")
 
 # These end in `\Z`: `$` would also match before a final line feed.
 NAME = r"^\.*[A-Za-z0-9_:-][A-Za-z0-9._:-]*\Z"  # not dots alone: URLs are normalised
@@ -139,19 +140,19 @@ class ReplayWhere(Input, kw_only=True, frozen=True):
 class Backoff(Input, kw_only=True, frozen=True):
     """The wait before a retry: `first` seconds, multiplied by `factor` each time, up to `max`."""
 
-    first: Seconds = BACKOFF.first
-    factor: Annotated[float, Meta(ge=1, le=1000)] = BACKOFF.factor
-    max: Seconds = BACKOFF.max
-    jitter: Annotated[float, Meta(ge=0, le=1)] = BACKOFF.jitter
+    first: Seconds = DEFAULT_BACKOFF.first
+    factor: Annotated[float, Meta(ge=1, le=1000)] = DEFAULT_BACKOFF.factor
+    max: Seconds = DEFAULT_BACKOFF.max
+    jitter: Annotated[float, Meta(ge=0, le=1)] = DEFAULT_BACKOFF.jitter
 
 
 class Breaker(Input, kw_only=True, frozen=True):
     """The circuit breaker: failures in a row that open it, and for how many seconds."""
 
-    failures: Annotated[int, Meta(ge=1, le=1_000_000)] = BREAKER.failures
-    pause: Positive = BREAKER.pause
-    max_pause: Positive = BREAKER.max_pause
-    probes: Annotated[int, Meta(ge=1, le=1_000)] = BREAKER.probes
+    failures: Annotated[int, Meta(ge=1, le=1_000_000)] = DEFAULT_BREAKER.failures
+    pause: Positive = DEFAULT_BREAKER.pause
+    max_pause: Positive = DEFAULT_BREAKER.max_pause
+    probes: Annotated[int, Meta(ge=1, le=1_000)] = DEFAULT_BREAKER.probes
 
 
 Header = Annotated[str, Meta(max_length=4_096)]
@@ -167,15 +168,15 @@ class PutService(Input, kw_only=True, frozen=True):
 
     endpoint: Annotated[str, Meta(min_length=1, max_length=2_048)]
     protocol: Annotated[str, Meta(min_length=1, max_length=50)] = "http"
-    timeout: Timeout = 30.0
-    max_attempts: Attempts = 5
+    timeout: Timeout = service.REMOTE_TIMEOUT_SECONDS
+    max_attempts: Attempts = DEFAULTS.max_attempts
     backoff: Backoff = Backoff()
-    concurrency: Annotated[int, Meta(ge=1, le=100_000)] = 100
+    concurrency: Annotated[int, Meta(ge=1, le=100_000)] = DEFAULTS.concurrency
     rate: Annotated[float, Meta(ge=0.001, le=1_000_000)] | None = None
     breaker: Breaker | None = Breaker()
     secret: Secret | Annotated[list[Secret], Meta(max_length=5)] | UnsetType | None = UNSET
     headers: Annotated[dict[str, Header], Meta(max_length=50)] | UnsetType | None = UNSET
-    feedback_timeout: Annotated[float, Meta(gt=0, le=31_622_400)] = 3600.0
+    feedback_timeout: Annotated[float, Meta(gt=0, le=31_622_400)] = DEFAULTS.feedback_timeout
     enabled: bool = True
     confirmed: Literal["finished", "running"] = "finished"
     cloudevents: Literal["binary", "structured"] | None = None
@@ -256,13 +257,13 @@ class ReadFigures(Input, kw_only=True, frozen=True):
 
 
 class TryService(Input, kw_only=True, frozen=True):
-    """The payload of a trial call."""
+    """The payload of a test call."""
 
     payload: Raw = msgspec.field(default_factory=null)
 
 
 class TryAnswer(Output, frozen=True):
-    """The outcome of a trial call, as an attempt would have had it, and what it took."""
+    """The outcome of a test call, as an attempt would have had it, and what it took."""
 
     event: str
     result: Raw

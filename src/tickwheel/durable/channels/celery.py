@@ -394,7 +394,10 @@ class RedisPublisher(Publisher):
         return errors
 
     def _send(self, producer: Producer, message: Stored, **options: Any) -> str | None:
-        """Publish a message; return why kombu cannot encode it or, before 5.7, Redis refuses it."""
+        """Publish a message; return why kombu cannot encode it, or Redis refuses it.
+
+        Before kombu 5.7 each message is sent here; since then, exchanges are looked up here.
+        """
         try:
             return super()._send(producer, message, **options)
         except ReadOnlyError:  # another server is the primary now

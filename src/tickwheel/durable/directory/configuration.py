@@ -15,7 +15,13 @@ from urllib.parse import urlsplit
 
 from tickwheel.values.changes import changes
 from tickwheel.values.endpoint import split_password
-from tickwheel.values.service import PLACEHOLDER, Backoff, Breaker, Service
+from tickwheel.values.service import (
+    PLACEHOLDER,
+    REMOTE_TIMEOUT_SECONDS,
+    Backoff,
+    Breaker,
+    Service,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +30,6 @@ if TYPE_CHECKING:
 
 MAX_SECRETS = 5
 UNREADABLE = "this node cannot open it: its key may be missing from TICKWHEEL_SECRET_KEY"
-REMOTE_TIMEOUT_SECONDS = 30.0  # the default for services that are called over a network
 SEPARATE_FIELDS = {"name", "version", "secrets", "headers", "password"}
 CONFIG_FIELDS = [field.name for field in fields(Service) if field.name not in SEPARATE_FIELDS]
 NOT_CONFIGURABLE = {"gone_at_ms"}

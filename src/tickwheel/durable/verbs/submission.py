@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tickwheel.values.task import Submission
 
 
-TRY_SECONDS = 30.0  # the longest that a trial call of a service takes
+TRY_SECONDS = 30.0  # the longest that a test call of a service takes
 
 
 class Submitted(NamedTuple):

@@ -1,4 +1,4 @@
-// Services: how each does, its configuration, a trial call, and its recent errors in groups.
+// Services: how each does, its configuration, a test call, and its recent errors in groups.
 
 import { encodeQuery, get, may, post, put, remove, textOf } from "./api.js";
 import { ago, ask, block, card, empty, fill, foreign, h, name, pill, toast } from "./dom.js";
@@ -8,8 +8,8 @@ import { live, watch } from "./live.js";
 
 const PLACEHOLDER = "********";
 const PROTOCOLS = ["http", "grpc", "kafka", "rabbitmq", "nats", "redis", "celery"];
-/** How a test call ended; nothing is retried, so these differ from the events of an attempt. */
-const TRIAL_EVENTS = { finish: "finished", accept: "accepted", retry: "failed", fail: "no answer in time", snooze: "not called", release: "gone for good" };
+/** How a test call ended; nothing is retried, so these differ from the events of an attempt. Below, the error says why. */
+const TEST_EVENTS = { finish: "finished", accept: "accepted", retry: "failed", fail: "failed", snooze: "postponed", release: "released" };
 const BREAKER = { failures: 10, pause: 5, max_pause: 60, probes: 1 };
 
 /** The state of a service as a pill: paused, or its breaker. */
@@ -126,7 +126,7 @@ async function tryCall(found, path) {
   const answer = await ask({ title: "Test call", action: "Call it", body: [h("p", { class: "soft small" }, "Calls the service once, now. No task is stored, and a paused service is called, too."), h("label", { class: "field" }, "Payload, as JSON", payload)],
     check: () => post(`${path}/try`, {}, { texts: { payload: checkedJson(payload.value) } }) });
   if (!answer) return;
-  await ask({ title: "Result of the test call", action: "Close", cancel: false, body: h("div", { class: "stack" }, h("div", { class: "row" }, pill(answer.event, TRIAL_EVENTS[answer.event] ?? answer.event), h("span", { class: "soft" }, `in ${duration(answer.seconds)}`)),
+  await ask({ title: "Result of the test call", action: "Close", cancel: false, body: h("div", { class: "stack" }, h("div", { class: "row" }, pill(answer.event, TEST_EVENTS[answer.event] ?? answer.event), h("span", { class: "soft" }, `in ${duration(answer.seconds)}`)),
     answer.error !== null && block(answer.error, "Error"), answer.result !== null && block(indent(textOf(answer, "result")), "Result")) });
 }
 
