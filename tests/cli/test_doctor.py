@@ -12,9 +12,12 @@ import pytest
 from servers import PgBouncerServer
 from tickwheel import ManualClock
 from tickwheel.cli import host_checks
+from tickwheel.cli.doctor import store_finding
 from tickwheel.cli.host_checks import check_authorities, check_pair, duration
 from tickwheel.durable import Scheduler
 from tickwheel.durable.permits import descriptors
+from tickwheel.durable.store import SHARED_SESSION
+from tickwheel.errors import StoreUnavailable
 
 KEY = "0123456789abcdef"
 
@@ -99,7 +102,9 @@ def test_tasks_of_a_function_that_no_node_has(findings, store):
     code, found = findings("--store", store)
     assert code == 1
     assert found["functions"][0] == "error"
-    assert "tasks of 'expire'" in found["functions"][1]
+    assert found["functions"][1] == (
+        "there are tasks of 'expire', which is neither a service nor a function of a known node"
+    )
     assert found["nodes"] == ("warning", "no process dispatches")
 
 
@@ -127,6 +132,47 @@ def test_a_function_of_a_running_node_is_known_until_it_is_killed(findings, stor
     code, found = findings("--store", store)
     assert (code, found.keys()) == (1, {"functions", "nodes"})
     assert found["nodes"][1] == "no process dispatches; the last was shop"
+
+
+def with_functions(b):
+    """Wait until a node is there with its functions and shards, and return its scheduler."""
+    while not any(one.functions and one.shards for one in b.nodes()):
+        pass
+    return b
+
+
+def test_on_sqlite_processes_that_stand_by_may_have_a_function(findings, store):
+    owner = Scheduler(store, dispatch=["mail"])
+    other = Scheduler(store, dispatch=["report"])
+    for app in (owner, other):
+        for name in ("mail", "report"):
+            app.task(name=name)(print)
+    with owner.blocking() as b, other.blocking():
+        with_functions(b).submit("mail", [1], delay=3600)
+        b.submit("report", [1], delay=3600)
+        code, found = findings("--store", store)
+    assert (code, found.keys()) == (0, {"functions"})
+    assert found["functions"][0] == "warning"
+    assert "tasks of 'report'" in found["functions"][1]
+    assert "processes that stand by are not known" in found["functions"][1]
+    code, found = findings("--store", store)  # nobody stands by
+    assert (code, found["functions"][0]) == (1, "error")
+
+
+def test_a_function_whose_tasks_are_late(findings, store):
+    async def submit(app):
+        await app.submit("report", [1], delay=0)
+
+    fill(store, submit, clock=ManualClock(1_700_000_000))
+    app = Scheduler(store)
+    app.task(name="report", enabled=False)(print)
+    app.task(name="mail", enabled=False)(print)
+    with app.blocking() as b:
+        with_functions(b).submit("mail", [1], delay=3600)
+        code, found = findings("--store", store)
+    assert (code, found.keys()) == (0, {"services"})
+    assert found["services"][0] == "warning"
+    assert found["services"][1].startswith("a task of report has been due for ")
 
 
 def test_services_that_are_disabled_or_late(run, store):
@@ -323,6 +369,42 @@ def test_a_database_that_does_not_answer(findings):
     code, found = findings("--store", "postgresql://me:hunter2@127.0.0.1:1/x")
     assert (code, found["store"][0]) == (1, "error")
     assert "hunter2" not in str(found)
+
+
+def test_a_name_with_pooler_is_no_pooler(findings):
+    code, found = findings("--store", "postgresql://me@127.0.0.1:1/pooler")
+    assert (code, found.keys()) == (1, {"store"})
+    assert "pooler" in found["store"][1]
+    assert store_finding(StoreUnavailable(f"PostgreSQL: {SHARED_SESSION}")).check == "pooler"
+
+
+def test_a_zookeeper_that_does_not_answer_hides_no_other_finding(
+    run, findings, postgres_url, monkeypatch
+):
+    from tickwheel.durable.coordinators import zookeeper
+
+    monkeypatch.setattr(zookeeper, "CONNECT_SECONDS", 0.1)  # nothing listens there
+    fill(postgres_url, nothing)
+    words = ("--store", postgres_url, "--coordinator", "zookeeper://127.0.0.1:1/x")
+    code, found = findings(*words)
+    assert (code, found.keys()) == (1, {"coordinator"})
+    assert "ZooKeeper at 127.0.0.1:1 does not answer" in found["coordinator"][1]
+    checks = {line["check"] for line in run("doctor", *words).lines}
+    assert checks >= {"schema", "store", "clock", "pooler", "tokens", "secret key", "services"}
+    assert not checks & {"nodes", "functions"}
+
+
+def test_nodes_of_a_coordinator_that_is_not_named(run, findings, postgres_url, zookeeper_url):
+    app = Scheduler(postgres_url, coordinator=zookeeper_url)
+    app.task(name="mail")(print)
+    with app.blocking() as b:
+        with_functions(b).submit("mail", [1], delay=3600)
+        assert findings("--store", postgres_url, "--coordinator", zookeeper_url) == (0, {})
+        lines = {line["check"]: line for line in run("doctor", "--store", postgres_url).lines}
+    assert lines["nodes"]["finding"].startswith("no process dispatches; the last was ")
+    assert "if one runs, name its --coordinator" in lines["nodes"]["remedy"]
+    assert lines["functions"]["level"] == "error"
+    assert "if one runs, name its --coordinator" in lines["functions"]["remedy"]
 
 
 def test_postgresql_directly_and_through_a_pooler(run, findings, postgres_server, postgres_url):

@@ -27,11 +27,13 @@ from tickwheel.cli.output import Output, examples, with_output
 from tickwheel.cli.serve import load_config, setting_options
 from tickwheel.cli.store import open_store, store_of
 from tickwheel.client.requests import is_loopback
+from tickwheel.durable.coordinator import CoordinatorUnavailable
 from tickwheel.durable.directory.configuration import service_from_row
 from tickwheel.durable.directory.vault import PLAIN, Vault
 from tickwheel.durable.implementations import coordinator_for
-from tickwheel.durable.store import Window
+from tickwheel.durable.store import SHARED_SESSION, Window
 from tickwheel.errors import TickwheelError
+from tickwheel.values.store_url import SQLITE, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -58,6 +60,7 @@ class State(NamedTuple):
     waiting: dict[
         str, int | None
     ]  # by service with live tasks: the oldest unclaimed one's due time
+    no_answer: str | None  # why the coordinator does not name the nodes
 
 
 @click.command(
@@ -106,10 +109,11 @@ async def check_store(config: Config) -> list[Finding]:
 
 def store_finding(error: TickwheelError) -> Finding:
     """Return why the store cannot be used."""
-    remedy = "start the database, or correct --store and its user's rights"
-    if "pooler" in str(error):
+    check, remedy = "store", "start the database, or correct --store and its user's rights"
+    if SHARED_SESSION in str(error):
+        check = "pooler"
         remedy = "set pool_mode = session there, or connect to PostgreSQL directly"
-    return Finding("pooler" if "pooler" in str(error) else "store", ERROR, str(error), remedy)
+    return Finding(check, ERROR, str(error), remedy)
 
 
 def check_schema(store: Store, version: int | None) -> Iterator[Finding]:
@@ -141,13 +145,20 @@ async def read_state(store: Store, config: Config) -> State:
     windows = [Window(name, 1, 0) for name in names]
     due = await store.due(windows, range(store.shards), now, now)
     coordinator = coordinator_for(config.store, config.coordinator)(store, "doctor")
+    nodes: list[NodeRow] = []
+    no_answer: str | None = None
+    try:
+        nodes = await coordinator.nodes()
+    except CoordinatorUnavailable as error:
+        no_answer = str(error)
     return State(
         now,
         await store.registry.services(),
-        await coordinator.nodes(),
+        nodes,
         await store.registry.tokens(),
         await zones_of(store),
         dict.fromkeys(names) | {one.service: one.due_at_ms for one in due},
+        no_answer,
     )
 
 
@@ -194,8 +205,13 @@ def check_state(state: State, config: Config) -> Iterator[Finding]:
     yield from check_time_zones(state.zones)
     yield from check_tokens(state, config)
     yield from check_secret_key(state.services, config)
-    yield from check_nodes(state)
-    yield from check_functions(state)
+    if state.no_answer is not None:
+        yield Finding(
+            "coordinator", ERROR, state.no_answer, "start ZooKeeper, or correct --coordinator"
+        )
+    else:
+        yield from check_nodes(state, config)
+        yield from check_functions(state, config)
     yield from check_capacity(state)
 
 
@@ -258,16 +274,17 @@ def check_secret_key(services: Iterable[ServiceRow], config: Config) -> Iterator
         yield Finding("secret key", OK, f"TICKWHEEL_SECRET_KEY {given}")
 
 
-def check_nodes(state: State) -> Iterator[Finding]:
+def check_nodes(state: State, config: Config) -> Iterator[Finding]:
     """Check that a process dispatches."""
-    live = [one.name for one in state.nodes if one.state != "unregistered"]
+    live = live_nodes(state)
     dead = [one.name for one in state.nodes if one.state == "unregistered" and one.shards]
     if live:
         yield Finding("nodes", OK, f"{len(live)} running: {listed(live)}")
     elif dead:
         yield Finding(
             "nodes", WARNING, f"no process dispatches; the last was {listed(dead)}",
-            "start a node: tickwheel serve, or a program with a Scheduler",
+            "start a node: tickwheel serve, or a program with a Scheduler"
+            + other_coordinator(config),
         )  # fmt: skip
     else:
         level = WARNING if state.waiting else OK
@@ -277,48 +294,89 @@ def check_nodes(state: State) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def check_functions(state: State) -> Iterator[Finding]:
-    """Find tasks of names that are neither a service nor a function of a running node."""
+def live_nodes(state: State) -> list[str]:
+    """Return the names of the nodes that the coordinator knows to be running."""
+    return [one.name for one in state.nodes if one.state != "unregistered"]
+
+
+def other_coordinator(config: Config) -> str:
+    """Return what to add to the remedy for missing nodes: another coordinator may know them."""
+    if kind_of(config.store) == SQLITE:
+        return ""
+    return "; if one runs, name its --coordinator (one with solo is never known here)"
+
+
+def check_functions(state: State, config: Config) -> Iterator[Finding]:
+    """Find tasks of names that are neither a service nor a function of a known node.
+
+    On SQLite only the owner of the shards is known. The others stand by, and run what it cannot.
+    """
     known = {row.name for row in state.services}
     known |= {name for node in state.nodes for name in node.functions}
     unknown = sorted(state.waiting.keys() - known)
+    level, more, remedy = ERROR, "", "start the program that has it"
+    if not live_nodes(state):
+        remedy += other_coordinator(config)
+    elif kind_of(config.store) == SQLITE:
+        level, more = WARNING, "; processes that stand by are not known"
+        remedy = "if no process that stands by has it: " + remedy
     for name in unknown[:NAMES]:
         yield Finding(
-            "functions", ERROR,
-            f"there are tasks of {name!r}, which is no service, and no running node is known to"
-            " have it as a function",
-            f"start the program that has it, or put the service, or cancel --service {name}",
+            "functions", level,
+            f"there are tasks of {name!r}, which is neither a service nor a function of a known"
+            f" node{more}",
+            f"{remedy}; or put the service, or cancel --service {name}",
         )  # fmt: skip
     if len(unknown) > NAMES:
-        yield Finding("functions", ERROR, f"and {len(unknown) - NAMES} more names", "as above")
+        yield Finding("functions", level, f"and {len(unknown) - NAMES} more names", "as above")
     if not unknown:
         yield Finding("functions", OK, "every task has a service or a function")
 
 
 def check_capacity(state: State) -> Iterator[Finding]:
-    """Find services whose due tasks are not called."""
+    """Find services and functions whose due tasks are not called."""
     found = False
+    late = {
+        name: state.now_ms - due
+        for name, due in state.waiting.items()
+        if due is not None and state.now_ms - due > LATE_MS
+    }
     for row in state.services:
         if row.name not in state.waiting:
             continue
         enabled = service_from_row(row, lambda text, _: text).enabled
-        due = state.waiting[row.name]
-        late = 0 if due is None else state.now_ms - due
         if not enabled:
             found = True
             yield Finding(
                 "services", WARNING, f"{row.name} is disabled, and has tasks",
                 f"tickwheel services enable {row.name}",
             )  # fmt: skip
-        elif late > LATE_MS:
+        elif row.name in late:
             found = True
-            yield Finding(
-                "services", WARNING, f"a task of {row.name} has been due for {duration(late)}",
+            yield late_finding(
+                row.name, late[row.name],
                 "see `tickwheel top`: raise its concurrency or rate, add nodes, or mend what it"
                 " calls",
             )  # fmt: skip
-    if not found:
-        yield Finding("services", OK, "no service with tasks is disabled or late")
+    functions = sorted(late.keys() - {row.name for row in state.services})
+    for name in functions[:NAMES]:
+        yield late_finding(
+            name, late[name],
+            "start a process that runs it, with enabled=True; if its concurrency is used up, raise"
+            " it, or add processes",
+        )  # fmt: skip
+    if len(functions) > NAMES:
+        yield Finding(
+            "services", WARNING, f"and {len(functions) - NAMES} more functions", "as above"
+        )
+    if not found and not functions:
+        yield Finding("services", OK, "no service or function with tasks is disabled or late")
+
+
+def late_finding(name: str, late_ms: int, remedy: str) -> Finding:
+    """Return that the oldest task of a service or function is overdue."""
+    text = f"a task of {name} has been due for {duration(late_ms)}"
+    return Finding("services", WARNING, text, remedy)
 
 
 def listed(names: list[str]) -> str:

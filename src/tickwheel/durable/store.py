@@ -52,6 +52,12 @@ PRUNE_ROWS = 2_000  # in one transaction; 2 KiB of a payload or result count as 
 FIRE_BYTES = 4 << 20  # of payloads that firings copy in one transaction
 PAGE_BYTES = 4 << 20  # of payloads, results and errors: a page that reaches it ends
 ERROR_WEIGHT = 16  # bytes of a page per byte of an error: JSON escapes it, up to sixfold
+# Why a store refuses a pooler; `doctor` finds this text in an error.
+SHARED_SESSION = (
+    "a connection pooler such as PgBouncer is in between, and it shares server connections between"
+    " transactions (pool_mode = transaction or statement): LISTEN, locks and prepared statements"
+    " are lost there. Set pool_mode = session for this database, or connect to PostgreSQL directly"
+)
 
 
 def error_bytes(error: str | None) -> int:

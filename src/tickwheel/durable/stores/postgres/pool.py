@@ -19,10 +19,10 @@ from urllib.parse import parse_qs
 
 import asyncpg  # type: ignore[import-untyped]
 
+from tickwheel.durable.store import SHARED_SESSION
 from tickwheel.durable.stores.postgres.hosts import Hosts, reason_of
 from tickwheel.durable.stores.postgres.manual import connection_class_at
 from tickwheel.durable.stores.postgres.session import (
-    SHARED,
     address_of,
     is_pooled,
     is_shared,
@@ -299,7 +299,7 @@ def translate_error(error: Exception, where: str) -> Exception:
     if state.startswith(("08", "57P")):
         return AnswerLost(f"{where}: {text}")
     if is_shared(error):
-        return StoreUnavailable(f"{where}: {SHARED} ({text})")
+        return StoreUnavailable(f"{where}: {SHARED_SESSION} ({text})")
     if state.startswith(UNAVAILABLE_STATES):
         return StoreUnavailable(f"{where}: {text}")
     if state.startswith("22"):

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, urlunsplit
 
 import asyncpg  # type: ignore[import-untyped]
 
+from tickwheel.durable.store import SHARED_SESSION
 from tickwheel.errors import WrongStore
 from tickwheel.values.store_url import split_url
 
@@ -28,11 +29,6 @@ IDENTIFIER = re.compile("(?!pg_)[a-z_][a-z0-9_]{0,62}")
 NOTIFY_SECONDS = 5.0  # a session that keeps its LISTEN is notified much sooner
 # A statement was prepared on one server connection and executed on another.
 SHARED_STATES = ("26000", "42P05")
-SHARED = (
-    "a connection pooler such as PgBouncer is in between, and it shares server connections between"
-    " transactions (pool_mode = transaction or statement): LISTEN, locks and prepared statements"
-    " are lost there. Set pool_mode = session for this database, or connect to PostgreSQL directly"
-)
 
 
 class Address(NamedTuple):
@@ -129,9 +125,9 @@ async def require_session(listening: Any, connect: Callable[[], Awaitable[Any]])
             other.terminate()
         await listening.remove_listener(channel, on_notify)
     except TimeoutError:
-        raise WrongStore(SHARED) from None
+        raise WrongStore(SHARED_SESSION) from None
     except asyncpg.PostgresError as error:
-        raise (WrongStore(SHARED) if is_shared(error) else error) from error
+        raise (WrongStore(SHARED_SESSION) if is_shared(error) else error) from error
 
 
 def is_shared(error: asyncpg.PostgresError) -> bool:
