@@ -72,13 +72,22 @@ async def test_an_awaited_closed_or_cancelled_verb_is_no_error(app, caplog):
 
 @pytest.mark.asyncio
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
-async def test_the_other_verbs_that_change_tasks_are_logged_too(app, caplog):
+async def test_the_other_verbs_that_change_tasks_or_schedules_are_logged_too(app, caplog):
     async with app:
         for verb in (
             lambda: app.submit_many([]),
             lambda: app.cancel("0" * 32),
             lambda: app.cancel_key("k"),
+            lambda: app.cancel_where(service="close"),
             lambda: app.reschedule("0" * 32, delay=1),
+            lambda: app.reschedule_where(service="close", delay=1),
+            lambda: app.feedback("0" * 32, "finished", attempt=1),
+            lambda: app.replay("0" * 32),
+            lambda: app.replay_where(service="close"),
+            lambda: app.run_due(),
+            lambda: app.put_schedule("nightly", "close", interval=5),
+            lambda: app.store_schedule("nightly", "close", b"[]", interval=5),
+            lambda: app.delete_schedule("nightly"),
         ):
             caplog.clear()
             verb()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.durable.exposition import collect_families, exposition, store_counts
 from tickwheel.durable.store import BATCH
 from tickwheel.durable.verbs.arguments import task_view
+from tickwheel.durable.verbs.awaited import must_await
 from tickwheel.durable.verbs.replay import ReplayVerbs
 from tickwheel.durable.verbs.schedules import ScheduleVerbs
 
@@ -25,6 +26,7 @@ __all__ = ["Verbs"]
 class Verbs(ReplayVerbs, ScheduleVerbs):
     """All verbs of a started scheduler."""
 
+    @must_await
     async def run_due(self) -> builtins.list[Task]:
         """Run everything that is due now, and what becomes due by that, until nothing is.
 

@@ -53,8 +53,8 @@ class Awaited(Coroutine[Any, Any, T]):
     def __del__(self) -> None:
         if not self._started:
             logger.error(
-                "%s, line %d: this verb was not awaited, so it did nothing and no task was stored"
-                " or changed. In a coroutine use `await`; in a plain function use"
+                "%s, line %d: this verb was not awaited, so it did nothing: no task or schedule"
+                " was stored or changed. In a coroutine use `await`; in a plain function use"
                 " function.submit_sync(...), or the verbs of app.blocking()",
                 self._code.co_filename, line_of(self._code, self._instruction),
             )  # fmt: skip

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tickwheel.durable.store import BATCH, Replay
 from tickwheel.durable.verbs.arguments import service_name
+from tickwheel.durable.verbs.awaited import must_await
 from tickwheel.durable.verbs.tasks import TaskVerbs
 from tickwheel.errors import AlreadyReplayed, KeyTaken, UnknownService
 from tickwheel.progress import show_progress
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 class ReplayVerbs(TaskVerbs):
     """The verbs that replay final tasks as new ones."""
 
+    @must_await
     async def replay(
         self,
         task_id: str,
@@ -48,6 +50,7 @@ class ReplayVerbs(TaskVerbs):
             f"task {task_id} was replayed as {old.replayed_as} already; force=True replays it again"
         )
 
+    @must_await
     async def replay_where(
         self,
         *,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.arguments import bounded, nanoseconds
 from tickwheel.durable.administration import LOCAL
 from tickwheel.durable.store import BATCH, PAGE_BYTES
+from tickwheel.durable.verbs.awaited import must_await
 from tickwheel.durable.verbs.submission import SubmissionVerbs
 from tickwheel.errors import UnknownSchedule
 from tickwheel.values.schedule import Schedule
@@ -24,6 +25,7 @@ MISSED = ("once", "all", "skip")
 class ScheduleVerbs(SubmissionVerbs):
     """The verbs for schedules."""
 
+    @must_await
     async def put_schedule(
         self,
         name: str,
@@ -53,6 +55,7 @@ class ScheduleVerbs(SubmissionVerbs):
             enabled=enabled, priority=priority, timeout=timeout, max_attempts=max_attempts,
         )  # fmt: skip
 
+    @must_await
     async def store_schedule(
         self,
         name: str,
@@ -99,6 +102,7 @@ class ScheduleVerbs(SubmissionVerbs):
         node.schedules_changed()
         return stored
 
+    @must_await
     async def delete_schedule(self, name: str, *, actor: str = LOCAL, request: str = "") -> None:
         """Delete a schedule, and cancel its firing that is stored and not yet due."""
         node = self._running_node()

@@ -184,6 +184,7 @@ class TaskVerbs(SubmissionVerbs):
         more = len(found) > limit or filled >= PAGE_BYTES
         return page, page[-1].attempt if more else None
 
+    @must_await
     async def feedback(
         self,
         task_id: str,
@@ -275,6 +276,7 @@ class TaskVerbs(SubmissionVerbs):
                 node.forget(verdict.id)
         return verdicts
 
+    @must_await
     async def cancel_where(
         self,
         *,
@@ -348,6 +350,7 @@ class TaskVerbs(SubmissionVerbs):
         due_at_ms = self._due_at_ms(delay, at)
         return Reschedule((valid_id(task_id),), due_at_ms)
 
+    @must_await
     async def reschedule_where(
         self,
         *,
