@@ -314,6 +314,23 @@ class TestRebind:
         assert not (tmp_path / "first.db").exists()
         assert (tmp_path / "second.db").exists()
 
+    async def test_coordinator_and_dispatch_are_those_given_or_the_defaults(self, tmp_path):
+        url = f"sqlite:///{tmp_path}/tasks.db"
+        app = Scheduler("memory://", dispatch=["note"], cap=7)
+        for name in ("note", "mail"):
+            app.task(name=name)(print)
+        app.rebind(url, coordinator="solo", dispatch=["mail"])
+        assert app._binding == (url, None, "solo", ["mail"])
+        async with app:
+            assert [*app.node.services] == ["mail"]
+        with pytest.raises(ValueError, match="coordinator must be 'solo'"):
+            app.rebind(url, coordinator="postgres")
+        app.rebind(url)
+        assert app._binding == (url, None, None, True)
+        async with app:
+            assert {*app.node.services} == {"note", "mail"}
+        assert app._cap == 7
+
     async def test_a_running_scheduler_and_an_invalid_url_are_refused(self):
         app = Scheduler("memory://")
         async with app:

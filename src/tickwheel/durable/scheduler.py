@@ -165,14 +165,23 @@ class Scheduler(Verbs):
         self._stopping = False
         forkable.add(self)
 
-    def rebind(self, url: str, *, clock: Clock | None = None, dispatch: bool = True) -> None:
+    def rebind(
+        self,
+        url: str,
+        *,
+        coordinator: str | None = None,
+        clock: Clock | None = None,
+        dispatch: bool | Sequence[str] = True,
+    ) -> None:
         """Use another store from the next start on; the task functions stay.
 
-        For tests of a module's scheduler, and for programs that read the URL late.
+        - `coordinator`, `clock` and `dispatch` are those given here, or else the defaults: the
+          scheduler's own do not stay. Hooks and all other options do.
+        - For tests of a module's scheduler, and for programs that read the URL late.
         """
         if self._node is not None or self._starting:
             raise RuntimeError("the scheduler is running: stop it before rebind()")
-        self._bind(Binding(url, clock, None, dispatch))
+        self._bind(Binding(url, clock, coordinator, dispatch))
 
     def _bind(self, binding: Binding) -> None:
         url, clock, coordinator, dispatch = binding
