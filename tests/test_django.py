@@ -315,6 +315,9 @@ call_command("dumpdata", use_base_manager=True)
     assert "CommandError: dispatch must name task functions" in wrong
     wrong = project.run("manage.py", "tickwheel", "--processes", "0", code=2)
     assert "CommandError: --processes must be 1 to 256, got 0" in wrong
+    windows = "import signal, runpy; del signal.SIGHUP; runpy.run_path('manage.py', {}, '__main__')"
+    wrong = project.run("-c", windows, "tickwheel", code=2)
+    assert "CommandError: a worker runs on Linux and macOS" in wrong
 
 
 def test_a_process_that_forks_submits_on_both_sides(project):

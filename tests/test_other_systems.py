@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from stage import LONG
+from tickwheel.cli import exit_codes
 
 MACOS = """
     import asyncio, ctypes, logging.config, multiprocessing, os, select, signal, socket, sqlite3
@@ -156,6 +157,17 @@ def test_the_service_says_where_it_runs(tmp_path):
     assert ended.returncode != 0
     assert "the service runs on Linux and macOS" in ended.stderr, ended.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_worker_says_where_it_runs(tmp_path):
+    (tmp_path / "shop.py").write_text("raise AssertionError('it is not even imported')")
+    code = "import runpy; sys.argv = ['tickwheel', 'worker', 'shop:app', *sys.argv[1:]]; "
+    code += f"os.chdir({str(tmp_path)!r}); runpy.run_module('tickwheel', run_name='__main__')"
+    for options in ([], ["--processes", "2"], ["--reload"]):
+        ended = run_on("windows", code, *options)
+        assert ended.returncode == exit_codes.USAGE, ended.stderr
+        assert "a worker runs on Linux and macOS" in ended.stderr, ended.stderr
+        assert "Traceback" not in ended.stderr
 
 
 def test_the_native_core_is_not_attempted_on_windows():

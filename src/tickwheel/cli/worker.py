@@ -108,6 +108,11 @@ def run_worker(
     `load` returns the scheduler, and `target` names it; `watched` are the folders of --reload. A
     wrong option raises UsageError.
     """
+    if not hasattr(signal, "SIGHUP"):
+        raise click.UsageError(
+            "a worker runs on Linux and macOS; on this system start the scheduler in a program of"
+            " your own, with `async with app:` or `with app.blocking():`"
+        )
     if not 1 <= options.processes <= MAX_PROCESSES:
         raise click.UsageError(f"--processes must be 1 to {MAX_PROCESSES}, got {options.processes}")
     if options.reload and options.processes > 1:
