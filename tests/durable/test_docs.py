@@ -8,6 +8,7 @@ import re
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_overloads
 
 import asyncpg
 import psycopg
@@ -105,6 +106,16 @@ def test_the_options_of_a_task_function_have_the_defaults_that_are_shown():
     kept = {field.name: field.default for field in dataclasses.fields(Service)}
     assert listed.pop("name") is listed.pop("backoff") is None
     assert listed == {name: kept[name] for name in ("max_attempts", "timeout", "concurrency")}
+
+
+def test_a_type_checker_knows_as_many_arguments_before_options_as_the_reference_says():
+    overloads = map(inspect.signature, get_overloads(TaskFunction.submit))
+    counts = [
+        sum(one.kind is one.POSITIONAL_ONLY for one in known.parameters.values()) - 1
+        for known in overloads
+    ]
+    assert max(counts) == 6
+    assert "after up to six positional arguments" in REFERENCE
 
 
 def test_the_fields_in_the_reference_exist():
