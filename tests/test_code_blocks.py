@@ -38,10 +38,13 @@ RUN = {
     "docs/how-to/migrate.md": ("test_migrate_docs.py", 8),
     "docs/how-to/service-celery.md": ("celery_app/test_docs.py", 2),
     "docs/how-to/service-clients.md": ("test_service_docs.py", 9),
+    "docs/how-to/service-consume.md": ("consumer/test_docs.py", 2),
     "docs/how-to/service-curl.md": ("test_readme_service.py", 2),
     "docs/how-to/service-dashboard.md": ("web/test_mounts.py", 3),
     "docs/how-to/service-grpc.md": ("test_code_blocks.py", 1),
+    "docs/how-to/service-messages.md": ("receiver/test_docs.py", 1),
     "docs/how-to/service-receive.md": ("receiver/test_frameworks.py", 1),
+    "docs/how-to/use-asyncio.md": ("test_loop_servers.py", 2),
 }
 OPTIONS = "only its options are compared with the code"  # by the second test below
 OTHERS = "it needs hosts, users or tools that the tests do not have"
@@ -69,9 +72,7 @@ NOT_RUN = {
     "docs/how-to/service-celery.md": {"pip install": OPTIONS},
     "docs/how-to/service-consume.md": {
         "pip install": OPTIONS,
-        '{"service"': SHORT,
         "tickwheel consume": OPTIONS,
-        "from tickwheel.consumer": f"{SHORT}: it runs until it is stopped",
     },
     "docs/how-to/service-dashboard.md": {"$ tickwheel tokens": OPTIONS},
     "docs/how-to/service-deploy.md": {
@@ -88,9 +89,6 @@ NOT_RUN = {
     "docs/how-to/service-kafka-nats.md": {
         "pip install": "the test below runs all but its first line"
     },
-    "docs/how-to/service-messages.md": {
-        "from tickwheel.client": f"{SHORT}; tests/receiver/test_queue_example.py runs a worker",
-    },
     "docs/how-to/service-operate.md": {
         "$ pip install": OPTIONS,
         "$ tickwheel doctor": OPTIONS,
@@ -105,10 +103,6 @@ NOT_RUN = {
     "docs/how-to/service-receive.md": {
         "from tickwheel.client": f"{SHORT}; the tutorial of the service reports an outcome later",
         "$ tickwheel services": OPTIONS,
-    },
-    "docs/how-to/use-asyncio.md": {
-        "uvicorn": f"{SHORT} for any application",
-        "web.run_app": f"{SHORT} for any application",
     },
     "docs/reference/cli.md": {"$ ": OPTIONS},
 }

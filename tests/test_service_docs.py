@@ -1,7 +1,5 @@
 """The pages on the service agree with the code: tables, names and examples."""
 
-import importlib
-import inspect
 import re
 import subprocess
 import sys
@@ -160,29 +158,15 @@ def test_the_verbs_of_both_clients_are_on_the_page():
         assert listed == verbs - {"server", "close"}
 
 
-def test_the_signatures_in_the_reference_are_those_of_the_client():
-    listed = dict(re.findall(r"automethod:: tickwheel\.client\.Client\.(\w+)\((.*)\)\n", REFERENCE))
+def test_every_verb_of_the_client_is_in_the_reference():
+    listed = re.findall(r"automethod:: tickwheel\.client\.Client\.(\w+)\(", REFERENCE)
     assert set(listed) == {name for name in dir(Client) if not name.startswith("_")} - {"server"}
-    for name, words in listed.items():
-        shown = [word.split("=") for word in re.split(r",\s*", words) if word not in {"", "*"}]
-        actual = inspect.signature(getattr(Client, name)).parameters
-        assert [word[0].lstrip("*") for word in shown] == list(actual)[1:], name
-        for word, *default in shown:
-            kept = actual[word.lstrip("*")].default
-            assert (eval(default[0]) if default else inspect.Parameter.empty) == kept, (name, word)
 
 
 def test_the_fields_in_the_reference_are_those_of_the_values():
     for name, cell in rows(REFERENCE, "| | fields |"):
         for field in re.findall(r"`(\w+)`", f"`{cell}`"):
             assert hasattr(getattr(tickwheel.client, name), field), (name, field)
-
-
-@pytest.mark.parametrize("package", ["client", "receiver"])
-def test_every_public_name_has_its_place_in_the_reference(package):
-    text = page(f"reference/{package}")
-    for name in importlib.import_module(f"tickwheel.{package}").__all__:
-        assert re.search(rf"tickwheel\.{package}\.{name}\b|`{name}`", text), name
 
 
 def test_every_extra_that_is_named_anywhere_exists():

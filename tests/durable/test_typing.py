@@ -30,6 +30,11 @@ def price(order_id: str) -> float:
     return 1.0
 
 
+@app.task
+def count(a: int, b: int, c: int, d: int, e: int, f: int, g: int) -> int:
+    return a
+
+
 def number(value: int | None) -> None:
     pass
 
@@ -39,6 +44,8 @@ async def main() -> None:
     await close.submit("o-1", delay=3, key="k", on_conflict="keep")
     await close.submit("o-1", "paid", delay=timedelta(days=1))
     await close.submit(order_id="o-1")
+    await count.submit(1, 2, 3, 4, 5, 6, 7)
+    await count.options(delay=3).submit(1, 2, 3, 4, 5, 6, 7)
     await close.submit("o-1", reason="paid")
     task: Task[int] = await close.options(delay=3).submit(order_id="o-1", reason="paid")
     number((await app.wait(task)).result)
@@ -66,6 +73,7 @@ WRONG = [
     "await close.submit('o-1', on_conflict='ignore')",
     "await close.options(dealy=3).submit('o-1')",
     "await close.options(delay=3).submit(order=1)",
+    "await count.options(delay=3).submit(1, 2, 3, 4, 5, 6, '7')",
     "close.submit_sync(3, delay=3)",
     "close.submit_sync('o-1', dealy=3)",
     "close.options(delay=3).submit_sync(order=1)",

@@ -144,7 +144,7 @@ class TaskFunction(Generic[P, R, T]):
         """Submit a call with these arguments, and wait until it is stored.
 
         In addition to the function's arguments it takes the options of `Scheduler.submit`. Type
-        checkers accept options after positional arguments; with named arguments use `options(...)`.
+        checkers accept options after up to six positional arguments; otherwise use `options(...)`.
         """
         return self._app.submit(self, *args, **kwargs)
 
