@@ -188,8 +188,8 @@ def service() -> Iterator[Figure]:
     for store, label in service_goals.STORES.items():
         mine = (*at, store)
         calls, bare = (*mine, "callbacks"), (*mine, "bare_tickwheel_64")
-        share, text = service_goals.MIN_SHARE_OF_BARE, f"{label}, calls due at once"
-        yield Figure(text, "calls/s", calls, "bare client", bare, share)
+        text = f"{label}, calls due at once"
+        yield Figure(text, "calls/s", calls, "bare client", bare)
         for peer, other in (("beanstalkd", "beanstalkd"), ("celery", "Celery / Redis")):
             yield Figure(text, "calls/s", calls, other, (*at, peer, "burst"))
             submits, theirs = (*mine, "closed_1"), (*at, peer, "one_caller")

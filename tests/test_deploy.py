@@ -25,12 +25,15 @@ UNIT = (DEPLOY / "systemd" / "tickwheel@.service").read_text("utf-8")
 COMPOSE = (DEPLOY / "compose.yaml").read_text("utf-8")
 KUBERNETES = (DEPLOY / "kubernetes" / "tickwheel.yaml").read_text("utf-8")
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text("utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "service-deploy.md").read_text("utf-8")
 PATHS = json.loads((ROOT / "docs" / "reference" / "openapi.json").read_text("utf-8"))["paths"]
 SECRETS = {"PGPASSWORD", "POSTGRES_PASSWORD", "TICKWHEEL_SECRET_KEY"}
 VARIABLES = {setting.variable for setting in SETTINGS}
 PATIENCE = 60
 POD_IP = "192.0.2.7"
 FIELDS = {"metadata.name": "${name}", "status.podIP": POD_IP}  # of a pod
+INCLUDED = {"sqlite", "client", "cli"}  # extras that `server` has
+OTHERS = {"django", "test", "check", "docs", "bench", "fuzz"}  # extras of no server
 EXPOSURE = 20  # tenths; what systemd-analyze calls "OK" ends at 49
 
 
@@ -227,7 +230,8 @@ def check_image(text):
         assert is_pinned(image)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (wanted,) = re.findall(r"\.whl\)\[([\w,]+)\]", text)
-    assert {*wanted.split(",")} <= {*extras["optional-dependencies"]}
+    assert {*wanted.split(",")} == extras["optional-dependencies"].keys() - INCLUDED - OTHERS
+    assert re.findall(r"pip install '\.\[([\w,]+)\]'", PAGE) == [wanted]
     ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
     for line in re.findall(r"^COPY (?!--)(.*)$", text, re.MULTILINE):
         for source in line.split()[:-1]:

@@ -76,9 +76,11 @@ def test_the_page_on_installation_begins_as_the_tutorial():
     assert [one.replace("~/shop/", "") for one in tutorial] == install
 
 
-def test_the_tutorial_of_the_service_differs_only_by_what_it_installs():
+def test_the_tutorial_of_the_service_differs_only_by_its_folder_and_what_it_installs():
     plain = first_commands("tutorials/durable-orders.md")
     service = first_commands("tutorials/service.md")
+    assert service[-1] == "cd ~/shop-service"  # a folder of its own, empty as well
+    service = [one.replace("~/shop-service", "~/shop") for one in service]
     assert [one for one in service if one not in plain] == ["pip install '.[server]' fastapi"]
     assert len(service) == len(plain)
 

@@ -70,6 +70,12 @@ def test_the_page_is_the_generated_one(report):
     )
 
 
+def test_no_figure_misses_a_goal_where_all_goals_are_reached(report):
+    for name, record in report.read(report.DOCS, list(report.LAYERS)).items():
+        if all(goal["reached"] for goal in record.get("goals", [])):
+            assert "not reached" not in report.section(report.LAYERS[name], record), name
+
+
 def test_every_figure_of_a_committed_benchmark_is_measured(report):
     records = report.read(report.DOCS, list(report.LAYERS))
     missing = [

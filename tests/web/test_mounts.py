@@ -1,6 +1,7 @@
 """Covers web.embedded: the dashboard in FastAPI and Django, mounted as in the docs, on uvicorn."""
 
 import http.client
+import json
 import re
 import signal
 import socket
@@ -26,15 +27,30 @@ SETTINGS = """
 SECRET_KEY = "x"
 ALLOWED_HOSTS = ["*"]
 ROOT_URLCONF = "mysite.urls"
+INSTALLED_APPS = ["tickwheel.django", "mysite"]
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "db.sqlite3"}}
+"""
+TASKS = """
+from tickwheel.django import scheduler
+
+@scheduler.task
+def expire():
+    pass
 """
 URLS = """
 from django.http import HttpResponse
 from django.urls import path
+from mysite.tasks import expire
 
-urlpatterns = [path("own", lambda request: HttpResponse("own page"))]
+urlpatterns = [
+    path("own", lambda request: HttpResponse("own page")),
+    path("order", lambda request: HttpResponse(expire.submit_sync().id)),
+]
 """
 FASTAPI = "with_fastapi:web"
 DJANGO = "mysite.asgi:application"
+PROJECT = {"__init__": "", "settings": SETTINGS, "tasks": TASKS, "urls": URLS}
+STORES = {FASTAPI: "orders.db", DJANGO: "tickwheel.db"}
 SECONDS = 60
 NAME = '<img src=x onerror="document.title=1"> \u05e9\u05dc\u05d5\u05dd \U0001f480 ?#%2F'
 SUBMIT = """async (service) => {
@@ -46,7 +62,7 @@ SUBMIT = """async (service) => {
 @pytest.fixture
 def site(tmp_path):
     (tmp_path / "mysite").mkdir()
-    files = {"mysite/settings.py": SETTINGS, "mysite/urls.py": URLS, **CODE}
+    files = {f"mysite/{name}.py": text for name, text in PROJECT.items()} | CODE
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     return tmp_path
@@ -85,9 +101,9 @@ def ask(address, path, token=None):
         return response.status, response.headers.get("location"), response.read()
 
 
-@pytest.mark.parametrize("application", [FASTAPI, DJANGO])
+@pytest.mark.parametrize("application", STORES)
 def test_a_page_that_is_open_does_not_keep_the_server_from_stopping(site, application):
-    token = elsewhere(create_token, f"sqlite:///{site}/orders.db", "read")
+    token = elsewhere(create_token, f"sqlite:///{site}/{STORES[application]}", "read")
     with served(site, application) as (process, address):
         assert b"static/dashboard.js" in ask(address, "/jobs/")[2]
         assert ask(address, "/jobs/static/dashboard.js")[0] == 200
@@ -129,6 +145,16 @@ def test_django_answers_what_is_not_below_the_mount(site):
     with served(site, DJANGO) as (_, address):
         assert ask(address, "/own")[2] == b"own page"
         assert ask(address, "/jobs")[:2] == (308, "jobs/")
+
+
+def test_the_mount_in_django_shows_the_tasks_that_its_views_submit_and_runs_none(site):
+    token = elsewhere(create_token, f"sqlite:///{site}/{STORES[DJANGO]}", "read")
+    with served(site, DJANGO) as (_, address):
+        status, _, order = ask(address, "/order")
+        assert status == 200, order
+        status, _, shown = ask(address, f"/jobs/v1/tasks/{order.decode()}", token)
+        assert (status, json.loads(shown)["service"]) == (200, "expire")
+        assert json.loads(ask(address, "/jobs/v1/stats", token)[2])["owned"] == 0
 
 
 def test_a_stream_ends_after_a_while_on_a_server_that_tells_nothing(site):

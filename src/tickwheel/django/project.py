@@ -177,8 +177,10 @@ def submit_on_commit(
 ) -> None:
     """Submit a task with the current transaction of Django's connection `using`.
 
-    - If the tasks are in that database and it is PostgreSQL's, the task is part of the transaction.
-    - Otherwise it is submitted after the commit, and lost if the process dies in between.
+    - If "database" in the settings chose that database as the store, and it is PostgreSQL's, the
+      task is part of the transaction.
+    - Otherwise, also with a "url" of the same database, it is submitted after the commit, and lost
+      if the process dies in between.
     - Arguments and options are those of `submit`.
     """
     connection = connections[using]
