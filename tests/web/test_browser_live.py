@@ -203,6 +203,33 @@ class TestServices:
         assert (found["backoff"]["factor"], found["backoff"]["jitter"]) == (4, 0.5)
         assert (found["breaker"]["max_pause"], found["breaker"]["probes"]) == (90, 3)
 
+    def test_a_pause_and_an_edit_keep_delays_and_no_timeout(self, page, server):
+        given = {"backoff": {"delays": [60, 300, 3600], "jitter": 0}, "timeout": None}
+        before = server.service("patient", **given)
+        page.go("services/patient")
+        facts = page.locator(".facts")
+        expect(facts).to_contain_text("Backoff60 s, 5 min, 60 min")
+        expect(facts).to_contain_text("Timeoutno limit")
+        press(page, "Pause", exact=True)
+        told(page, "Paused")
+        press(page, "Resume", exact=True)
+        told(page, "Resumed")
+        press(page, "Edit")
+        expect(page.get_by_label("Or these waits")).to_have_value("60, 300, 3600")
+        page.get_by_label("Concurrency").fill("7")
+        confirm(page, "Store")
+        expect(facts).to_contain_text("Concurrency7")
+        found = server.get("/v1/services/patient").json
+        changed = {"concurrency": 7, **{name: found[name] for name in ("version", "updated_at")}}
+        assert found == before | changed
+        press(page, "Edit")
+        page.get_by_label("Or these waits").fill("")
+        page.get_by_label("Timeout, seconds").fill("20")
+        confirm(page, "Store")
+        expect(facts).to_contain_text("Backoff1 s × 2, up to 60 min")
+        found = server.get("/v1/services/patient").json
+        assert (found["backoff"]["delays"], found["timeout"]) == ([], 20)
+
     def test_a_page_that_is_read_again_listens_once(self, page):
         page.go("services/mail")
         heading(page, "mail")
