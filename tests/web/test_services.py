@@ -580,6 +580,21 @@ class TestUnusableHere:
             found = api.get(f"/v1/tasks/{task['id']}").json
             assert (found["state"], found["attempt"], found["failures"]) == ("ready", 0, 0)
 
+    def test_it_can_be_paused_and_resumed_and_not_changed(self, elsewhere):
+        options = {"secret_key": "a key of 16 or more", "allow_private_targets": False}
+        with Api(elsewhere, **options) as api:
+            path = "/v1/services/mail"
+            body = {name: value for name, value in api.get(path).json.items()
+                    if name not in READ_ONLY}  # fmt: skip
+            for enabled in (False, True):
+                shown = api.put(path, body | {"enabled": enabled}, status=200).json
+                assert shown["enabled"] is enabled
+                assert "--allow-private-targets" in shown["problem"]
+            change = {"endpoint": "http://127.0.0.1:10/", "secret": None}
+            for more in ({"rate": 5}, {"enabled": False, "rate": 5}, change):
+                api.put(path, body | more).refused(422, "target_refused")
+            assert api.node.directory.get("mail").secrets == (SECRET,)
+
     def test_a_put_that_keeps_an_undecryptable_secret_is_refused(self, elsewhere):
         with Api(elsewhere, secret_key="another key of 16 or more") as api:
             for config in ({"secret": "********"}, {}):
