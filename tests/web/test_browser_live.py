@@ -262,6 +262,19 @@ class TestLab:
         press(lab, "Copy link")
         told(lab, "The link is this page's address")
 
+    def test_a_run_never_steps_back(self, page):
+        page.go("lab?kind=wheel&size=20&do=0:add:450&at=100")
+        time = page.get_by_label("Time", exact=True)
+        expect(time).to_have_text("t = 100")
+        page.evaluate("void (performance.now = () => 1e9)")  # later than the time of any frame
+        press(page, "Run")
+        page.evaluate(
+            "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        )
+        press(page, "Pause")
+        press(page, "One unit of time on")
+        expect(time).to_have_text("t = 101")
+
     def test_an_invalid_link_says_why_and_its_controls_do_no_harm(self, page):
         expects(page, 422)
         page.route("**/v1/lab/scene*", lambda route: route.fulfill(
