@@ -114,6 +114,22 @@ class TestOverview:
         expect(moved).to_have_class(re.compile("moved"))
         assert "3px" in moved.evaluate("element => getComputedStyle(element).boxShadow")
 
+    def test_the_levels_of_the_wheels_end_with_their_card(self, page):
+        """A taller neighbour leaves the same space above and below the rings, none at the end."""
+        page.set_viewport_size({"width": 1120, "height": 900})
+        page.go("")
+        expect(page.locator(".ring-legend li").first).to_be_visible()
+        expect(page.locator(".heat-strip span").first).to_be_visible()
+        head, card, rings, levels = page.locator(".rings").evaluate("""(rings) => {
+          const parts = [rings.previousElementSibling, rings.parentElement, ...rings.children];
+          return parts.map((part) => part.getBoundingClientRect().toJSON());
+        }""")
+        above = rings["top"] - head["bottom"] - 12  # the margin of the head
+        below = levels["top"] - rings["bottom"] - 14  # the gap
+        assert above == pytest.approx(below, abs=1)
+        assert above > 20  # the neighbour is taller indeed
+        assert card["bottom"] - levels["bottom"] == pytest.approx(17, abs=1)  # padding and border
+
 
 class TestTasks:
     def test_newer_tasks_of_another_namespace_are_not_offered(self, page, server):
