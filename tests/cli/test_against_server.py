@@ -184,6 +184,36 @@ def test_put_show_enable_disable_and_delete_a_service(ok, run, receiver):
     assert run("services", "show", "svc").code == 3
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"backoff": {"delays": [60.0, 300.0, 3600.0], "jitter": 0.0}},
+        {"backoff": {"factor": 0.5}},
+        {"timeout": None, "rate": None, "breaker": None},
+    ],
+    ids=str,
+)
+def test_disable_enable_and_put_change_no_other_field(ok, name, config):
+    made = ok("services", "put", name, "--from", json.dumps(config)).json
+    for field, value in config.items():
+        kept = made[field] if value is None else {key: made[field][key] for key in value}
+        assert kept == value
+    ok("services", "disable", name)
+    ok("services", "enable", name)
+    now = ok("services", "put", name, "--enabled").json
+    assert now == made | {"version": now["version"], "updated_at": now["updated_at"]}
+    assert now["version"] == made["version"] + 3
+
+
+def test_a_growing_backoff_replaces_a_list_of_delays(ok, name):
+    delays = json.dumps({"backoff": {"delays": [60], "jitter": 0}})
+    ok("services", "put", name, "--from", delays)
+    found = ok("services", "put", name, "--backoff-jitter", "0.5").json["backoff"]
+    assert (found["delays"], found["jitter"]) == ([60], 0.5)
+    found = ok("services", "put", name, "--backoff-first", "3s").json["backoff"]
+    assert (found["delays"], found["first"], found["jitter"]) == ([], 3, 0.5)
+
+
 def test_put_show_and_delete_a_schedule(ok, run, name):
     words = ["--cron", "0 3 * * *", "--tz", "Europe/Berlin", "--missed", "skip"]
     made = ok("schedules", "put", "nightly", name, '{"a": 1}', *words).json

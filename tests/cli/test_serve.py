@@ -129,6 +129,14 @@ def test_dashboard_serves_the_pages_and_the_tasks_of_a_store(tmp_path):
         assert task.id in page_of(f"{url}v1/tasks")
 
 
+def test_dashboard_may_call_private_targets_where_it_is_told_so(run, served):
+    words = ["--allow-private-targets", "--allow-target", "10.0.0.0/8"]
+    assert run("dashboard", *words).code == 0
+    [config] = served
+    assert (config.submit_only, config.allow_private_targets) == (True, True)
+    assert config.allow_target == ("10.0.0.0/8",)
+
+
 async def submitted(store):
     """Submit a task that is due, and run nothing; return it."""
     async with Scheduler(store, dispatch=False, allow_private_targets=True) as app:

@@ -188,9 +188,10 @@ def test_failed_tasks_are_replayed_all_at_once(client):
 def test_put_read_and_delete_a_service(client, callee):
     made = client.put_service(
         "extra", endpoint=callee.endpoint("double"), secret=callee.secret, headers={"x-a": "b"},
-        rate=10, backoff={"first": 2.0},
+        rate=10, backoff={"delays": [2.0, 60.0]}, timeout=None,
     )  # fmt: skip
-    assert (made.name, made.rate, made.backoff["first"], made.enabled) == ("extra", 10, 2.0, True)
+    assert (made.name, made.rate, made.timeout, made.enabled) == ("extra", 10, None, True)
+    assert made.backoff["delays"] == [2.0, 60.0]
     assert callee.secret not in repr(made.document)
     assert made.headers == {"x-a": "********"}
     with pytest.raises(errors.ServiceChanged):
@@ -201,6 +202,7 @@ def test_put_read_and_delete_a_service(client, callee):
     with pytest.raises(errors.ServiceChanged):
         client.put_service("extra", **made.config, version=made.version)
     assert (changed.enabled, changed.version > made.version) == (False, True)
+    assert changed.config == made.config | {"enabled": False}
     kept = client.put_service("extra", endpoint=callee.endpoint("fail"))
     assert (kept.document["secret"], kept.headers) == ("********", {"x-a": "********"})
     with pytest.raises(ApiError, match="no other origin"):

@@ -10,6 +10,7 @@ from durable.callee import GONE, OK, URL, Held, calling
 from durable.stage import DAY, SHARDS, START_MS
 from tickwheel.durable import State
 from tickwheel.durable.coordinator import ShardRow
+from tickwheel.durable.directory.configuration import public_config
 from tickwheel.errors import NotStarted, ServiceInUse, UnknownSchedule, UnknownService
 from tickwheel.values.service import PLACEHOLDER, Breaker, Service
 
@@ -153,6 +154,37 @@ class TestPut:
         async with app:
             with pytest.raises(ValueError, match="protocol must be one of"):
                 await app.put_service("s", endpoint=URL)
+
+    async def test_a_node_pauses_and_resumes_what_only_others_can_call(self, stage):
+        """This one has no channel for it."""
+        stage.expects_errors = True
+        app, _ = calling(stage)
+        async with app:
+            before = await app.put_service("s", endpoint=URL, secret="whsec_AAAA", rate=5)
+        other = stage.app(dispatch=False)
+        other._make_channels = lambda _: {}
+        async with other:
+            config = public_config(before)
+            for enabled in (False, True):
+                now = await other.put_service("s", config, enabled=enabled)
+                assert now == replace(before, enabled=enabled, version=now.version)
+            for more in ({"rate": 6}, {"enabled": False, "endpoint": f"{URL}new"}):
+                with pytest.raises(ValueError, match="protocol must be one of"):
+                    await other.put_service("s", config | more)
+
+    async def test_a_gone_service_is_resumed_where_it_cannot_be_called(self, stage):
+        stage.expects_errors = True
+        app, _ = calling(stage, GONE)
+        async with app:
+            before = await app.put_service("s", endpoint=URL)
+            await app.submit("s")
+            await stage.advance(2)
+            assert (await app.get_service("s")).gone_at_ms is not None
+        other = stage.app(dispatch=False)
+        other._make_channels = lambda _: {}
+        async with other:
+            now = await other.put_service("s", public_config(before))
+            assert (now.enabled, now.gone_at_ms) == (True, None)
 
     async def test_concurrent_puts_are_serialized(self, stage):
         app, _ = calling(stage)

@@ -76,6 +76,14 @@ def test_the_drivers_wake_as_often_as_the_documents_say(delay, wakeups):
     assert drivers["ticking"] == {"wakeups": delay, "empty": delay - wakeups}
 
 
+@pytest.mark.parametrize("kind", ["wheel", "rounds", "simple"])
+def test_a_wake_up_at_time_0_counts_for_no_tick(kind):
+    for at, empty in ((0, 0), (1, 1), (5, 4)):
+        drivers = scene(f"kind={kind}&size=20&do=0:add:0,0:add:5", at)["drivers"]
+        assert drivers["ticking"] == {"wakeups": at, "empty": empty}
+        assert drivers["precise"] == {"wakeups": 1 if at < 5 else 2, "empty": 0}
+
+
 def test_cancelled_and_moved_entries_leave_their_slots():
     state = scene("kind=wheel&size=20&do=0:add:350,0:add:350,10:cancel:1,10:move:2:5", 10)
     first, second = state["entries"]

@@ -1,12 +1,14 @@
 """What the pages keep, count and say, in a real browser: history, namespaces, partial figures."""
 
+import asyncio
 import json
 import re
 
 import pytest
 from playwright.sync_api import expect
 
-from web.browsing import confirm, expects, heading, opened, press, told
+from tickwheel.durable import Scheduler, State
+from web.browsing import confirm, elsewhere, expects, heading, opened, press, told
 from web.serving import Served
 
 WATCHDOG = 240.0
@@ -114,6 +116,22 @@ class TestOverview:
         expect(moved).to_have_class(re.compile("moved"))
         assert "3px" in moved.evaluate("element => getComputedStyle(element).boxShadow")
 
+    def test_the_levels_of_the_wheels_end_with_their_card(self, page):
+        """A taller neighbour leaves the same space above and below the rings, none at the end."""
+        page.set_viewport_size({"width": 1120, "height": 900})
+        page.go("")
+        expect(page.locator(".ring-legend li").first).to_be_visible()
+        expect(page.locator(".heat-strip span").first).to_be_visible()
+        head, card, rings, levels = page.locator(".rings").evaluate("""(rings) => {
+          const parts = [rings.previousElementSibling, rings.parentElement, ...rings.children];
+          return parts.map((part) => part.getBoundingClientRect().toJSON());
+        }""")
+        above = rings["top"] - head["bottom"] - 12  # the margin of the head
+        below = levels["top"] - rings["bottom"] - 14  # the gap
+        assert above == pytest.approx(below, abs=1)
+        assert above > 20  # the neighbour is taller indeed
+        assert card["bottom"] - levels["bottom"] == pytest.approx(17, abs=1)  # padding and border
+
 
 class TestTasks:
     def test_newer_tasks_of_another_namespace_are_not_offered(self, page, server):
@@ -139,6 +157,62 @@ class TestTasks:
         expect(due).to_have_text("in 27.8 h")
         page.clock.fast_forward(7_200_000)
         expect(due).to_have_text("in 25.8 h")
+
+    @pytest.mark.parametrize("action", ["Cancel", "Replay"])
+    def test_blanks_around_a_tag_match_nothing_less(self, page, server, action):
+        tag = f"padded-{action.lower()}"
+        tasks = [server.submit("off", tags=[tag])["id"] for _ in range(2)]
+        filters = f"tag=%20{tag},%20"
+        if action == "Replay":
+            for task in tasks:
+                server.post(f"/v1/tasks/{task}/cancel", status=200)
+            filters += "&state=cancelled"
+        page.go(f"{'tasks' if action == 'Cancel' else 'backlog'}?{filters}")
+        expect(page.locator("tbody tr")).to_have_count(2)
+        press(page, f"{action} all that match …")
+        confirm(page, f"{action} 2 tasks")
+        told(page, f"{action}: 2 tasks")
+
+    def test_a_filter_of_blanks_matches_everything_and_offers_no_bulk_action(self, page, server):
+        server.submit("off")
+        page.go("tasks?tag=%20")
+        expect(page.locator("tbody tr").first).to_be_visible()
+        expect(page.get_by_role("button", name="Cancel all that match …")).to_have_count(0)
+
+    def test_a_task_shows_its_newest_attempts_and_leads_to_the_others(self, page, server, callee):
+        options = {"max_attempts": 115, "backoff": {"first": 0}, "breaker": None}
+        server.service("stubborn", callee.url("/bad"), **options)
+        task = server.submit("stubborn", delay=0)["id"]
+        server.task_in(task, "failed")
+        page.go(f"tasks/{task}")
+        life = page.locator(".timeline")
+        rows = life.locator("li .what b").filter(has_text="Attempt")
+        for button, first, last in (
+            (None, 16, 115), ("Earlier attempts", 1, 100), ("Later attempts", 101, 115),
+            ("Earlier attempts", 86, 115),
+        ):  # fmt: skip
+            if button:
+                press(page, button)
+            expect(rows).to_have_count(last - first + 1)
+            expect(rows.first).to_have_text(f"Attempt {first}")
+            expect(rows.last).to_have_text(f"Attempt {last}")
+            expect(page.locator(".card").first).to_contain_text(f"attempts {first} to {last}")
+
+    def test_where_long_errors_fill_an_answer_the_newest_attempts_are_shown(
+        self, browser, tmp_path
+    ):
+        url = f"sqlite:///{tmp_path}/tasks.db"
+        task = elsewhere(asyncio.run, failed_with_long_errors(url, 25))
+        with Served("--store", url, cwd=tmp_path) as own, opened(browser, own.url) as page:
+            page.go(f"tasks/{task}")
+            rows = page.locator(".timeline li .what b").filter(has_text="Attempt")
+            expect(rows.last).to_have_text("Attempt 25")
+            expect(page.get_by_role("button", name="Later attempts")).to_have_count(0)
+            first = int(rows.first.inner_text().removeprefix("Attempt "))
+            assert first > 1
+            press(page, "Earlier attempts")
+            expect(rows.first).to_have_text(f"Attempt {max(1, first - (26 - first))}")
+            page.close()
 
     def test_all_tasks_of_the_page_can_be_selected_on_a_phone(self, browser, server):
         server.submit("off", delay=3_600)
@@ -167,6 +241,20 @@ class TestTasks:
         press(page, "Replay all that match …")
         dialog = page.get_by_role("dialog")
         expect(dialog).to_contain_text("0 failed tasks match these filters now")
+
+
+async def failed_with_long_errors(url, attempts):
+    """Let a function fail this often; return the id of its task."""
+    async with Scheduler(url) as app:
+
+        @app.task(name="verbose", max_attempts=attempts, backoff=0)
+        async def fail():
+            raise ValueError("x" * 20_000)
+
+        task = await fail.submit()
+        while (await app.get(task.id)).state != State.FAILED:
+            await asyncio.sleep(0.005)
+    return task.id
 
 
 class TestServices:
@@ -203,6 +291,33 @@ class TestServices:
         assert (found["backoff"]["factor"], found["backoff"]["jitter"]) == (4, 0.5)
         assert (found["breaker"]["max_pause"], found["breaker"]["probes"]) == (90, 3)
 
+    def test_a_pause_and_an_edit_keep_delays_and_no_timeout(self, page, server):
+        given = {"backoff": {"delays": [60, 300, 3600], "jitter": 0}, "timeout": None}
+        before = server.service("patient", **given)
+        page.go("services/patient")
+        facts = page.locator(".facts")
+        expect(facts).to_contain_text("Backoff60 s, 5 min, 60 min")
+        expect(facts).to_contain_text("Timeoutno limit")
+        press(page, "Pause", exact=True)
+        told(page, "Paused")
+        press(page, "Resume", exact=True)
+        told(page, "Resumed")
+        press(page, "Edit")
+        expect(page.get_by_label("Or these waits")).to_have_value("60, 300, 3600")
+        page.get_by_label("Concurrency").fill("7")
+        confirm(page, "Store")
+        expect(facts).to_contain_text("Concurrency7")
+        found = server.get("/v1/services/patient").json
+        changed = {"concurrency": 7, **{name: found[name] for name in ("version", "updated_at")}}
+        assert found == before | changed
+        press(page, "Edit")
+        page.get_by_label("Or these waits").fill("")
+        page.get_by_label("Timeout, seconds").fill("20")
+        confirm(page, "Store")
+        expect(facts).to_contain_text("Backoff1 s × 2, up to 60 min")
+        found = server.get("/v1/services/patient").json
+        assert (found["backoff"]["delays"], found["timeout"]) == ([], 20)
+
     def test_a_page_that_is_read_again_listens_once(self, page):
         page.go("services/mail")
         heading(page, "mail")
@@ -234,6 +349,19 @@ class TestLab:
         lab.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
         press(lab, "Copy link")
         told(lab, "The link is this page's address")
+
+    def test_a_run_never_steps_back(self, page):
+        page.go("lab?kind=wheel&size=20&do=0:add:450&at=100")
+        time = page.get_by_label("Time", exact=True)
+        expect(time).to_have_text("t = 100")
+        page.evaluate("void (performance.now = () => 1e9)")  # later than the time of any frame
+        press(page, "Run")
+        page.evaluate(
+            "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        )
+        press(page, "Pause")
+        press(page, "One unit of time on")
+        expect(time).to_have_text("t = 101")
 
     def test_an_invalid_link_says_why_and_its_controls_do_no_harm(self, page):
         expects(page, 422)

@@ -1,11 +1,15 @@
 """Services over HTTP: put, read, rotate secrets, disable, delete; secrets are never shown."""
 
+from dataclasses import replace
+
 import pytest
 
+from tickwheel.values.service import Backoff
 from tickwheel.web.app import ROUTES
 from web.serving import MOMENT, SECRET, UNKNOWN_ID, Api
 
 HIDDEN = "********"
+READ_ONLY = ("name", "version", "updated_at", "problem")
 VALUE = "Bearer very-private-value"
 OTHER = "whsec_" + "b3RoZXItc2VjcmV0LW9mLXRoZS10ZXN0cy1ldmVuLW5ld2Vy"
 ENDPOINT = "https://93.184.216.34/hook"
@@ -29,7 +33,7 @@ class TestPut:
         path = "/v1/services/mail"
         made = either_api.put(path, {"endpoint": ENDPOINT}, status=201).json
         assert MOMENT.fullmatch(made["updated_at"])
-        backoff = {"first": 1.0, "factor": 2.0, "max": 3600.0, "jitter": 0.1}
+        backoff = {"first": 1.0, "factor": 2.0, "max": 3600.0, "jitter": 0.1, "delays": []}
         assert made == {
             "name": "mail", "protocol": "http", "endpoint": ENDPOINT, "timeout": 30.0,
             "max_attempts": 5, "backoff": backoff,
@@ -47,7 +51,7 @@ class TestPut:
     def test_all_fields_are_kept(self, either_api):
         wanted = {
             "endpoint": ENDPOINT, "timeout": 1.5, "max_attempts": 9,
-            "backoff": {"first": 0.5, "factor": 3.0, "max": 9.0, "jitter": 0.0},
+            "backoff": {"first": 0.5, "factor": 3.0, "max": 9.0, "jitter": 0.0, "delays": [1.0, 5]},
             "concurrency": 7, "rate": 2.5, "feedback_timeout": 60.0,
             "breaker": {"failures": 3, "pause": 1.0, "max_pause": 8.0, "probes": 2},
             "enabled": False,
@@ -60,15 +64,43 @@ class TestPut:
         api.put(path, {"endpoint": ENDPOINT, "secret": SECRET, "headers": {"x-key": VALUE}})
         before = stored(api)
         read = api.get(path).json
-        for name in ("name", "version", "updated_at", "problem"):
+        for name in READ_ONLY:
             del read[name]
         api.put(path, read, status=200)
         assert stored(api).secrets == before.secrets == (SECRET,)
         assert stored(api).headers == before.headers == (("x-key", VALUE),)
 
-    def test_breaker_and_rate_can_be_null(self, api):
-        made = api.put("/v1/services/mail", {"endpoint": ENDPOINT, "breaker": None, "rate": None})
-        assert made.json["breaker"] is None
+    @pytest.mark.parametrize(
+        "config",
+        [
+            {"backoff": [60, 300, 3600]},
+            {"backoff": 60},
+            {"backoff": Backoff(factor=0.5)},
+            {"backoff": Backoff(first=7200)},  # more than its `max`
+            {"timeout": None},
+            {"rate": None, "breaker": None},
+            {"rate": 2.5, "breaker": {"probes": 2}, "secret": SECRET, "headers": {"x-key": VALUE}},
+            {"protocol": "redis", "endpoint": "redis://u:hunter2@93.184.216.34/0?stream=orders",
+             "confirmed": "running", "cloudevents": "structured"},
+        ],
+        ids=str,
+    )  # fmt: skip
+    def test_a_read_that_is_put_back_changes_nothing(self, api, config):
+        """Also what only a program that embeds the scheduler can store."""
+        api.run(api.scheduler.put_service("mail", {"endpoint": ENDPOINT, **config}))
+        before, read = stored(api), api.get("/v1/services/mail", status=200).json
+        body = {name: read[name] for name in read if name not in READ_ONLY}
+        assert api.put("/v1/services/mail", body, status=200).json["backoff"] == read["backoff"]
+        assert stored(api) == replace(before, version=stored(api).version)
+
+    def test_breaker_rate_and_timeout_can_be_null(self, api):
+        nulls = {"breaker": None, "rate": None, "timeout": None}
+        made = api.put("/v1/services/mail", {"endpoint": ENDPOINT, **nulls}).json
+        assert nulls.items() <= made.items()
+
+    def test_a_list_of_delays_is_how_long_retries_wait(self, api):
+        api.service(backoff={"delays": [1, 5], "jitter": 0})
+        assert [stored(api).backoff.seconds(failures) for failures in (1, 2, 3)] == [1, 5, 5]
 
     @pytest.mark.parametrize(
         "wrong",
@@ -82,7 +114,6 @@ class TestPut:
             {"timeout": -1},
             {"timeout": "5"},
             {"timeout": 1e9},
-            {"timeout": None},
             {"max_attempts": 0},
             {"concurrency": 0},
             {"concurrency": 1.5},
@@ -93,6 +124,8 @@ class TestPut:
             {"backoff": {"frist": 1}},
             {"backoff": {"first": 100, "max": 1}},
             {"backoff": {"first": 7200}},
+            {"backoff": {"delays": [-1]}},
+            {"backoff": {"delays": 60}},
             {"backoff": [1, 2]},
             {"breaker": {"failures": 0}},
             {"breaker": {"pause": 0}},
@@ -260,6 +293,15 @@ class TestList:
         page = api.get("/v1/services", status=200).json
         assert [one["name"] for one in page["items"]] == ["C", "a", "b"]
         assert page["next_cursor"] is None
+
+    def test_a_backoff_that_a_request_may_not_have_breaks_no_list(self, api):
+        first = 5e9  # a request may have 3.2e9
+        odd = Backoff(first=first, max=first)
+        api.run(api.scheduler.put_service("odd", endpoint=ENDPOINT, backoff=odd))
+        api.service("even")
+        page = api.get("/v1/services", status=200).json
+        assert [one["name"] for one in page["items"]] == ["even", "odd"]
+        assert page["items"][1]["backoff"]["first"] == first
 
     def test_an_unknown_one_is_404(self, strict):
         strict.get("/v1/services/nobody").refused(404, "unknown_service")
@@ -537,6 +579,21 @@ class TestUnusableHere:
             assert not api.node.horizon.waiting("mail")  # another node may run them
             found = api.get(f"/v1/tasks/{task['id']}").json
             assert (found["state"], found["attempt"], found["failures"]) == ("ready", 0, 0)
+
+    def test_it_can_be_paused_and_resumed_and_not_changed(self, elsewhere):
+        options = {"secret_key": "a key of 16 or more", "allow_private_targets": False}
+        with Api(elsewhere, **options) as api:
+            path = "/v1/services/mail"
+            body = {name: value for name, value in api.get(path).json.items()
+                    if name not in READ_ONLY}  # fmt: skip
+            for enabled in (False, True):
+                shown = api.put(path, body | {"enabled": enabled}, status=200).json
+                assert shown["enabled"] is enabled
+                assert "--allow-private-targets" in shown["problem"]
+            change = {"endpoint": "http://127.0.0.1:10/", "secret": None}
+            for more in ({"rate": 5}, {"enabled": False, "rate": 5}, change):
+                api.put(path, body | more).refused(422, "target_refused")
+            assert api.node.directory.get("mail").secrets == (SECRET,)
 
     def test_a_put_that_keeps_an_undecryptable_secret_is_refused(self, elsewhere):
         with Api(elsewhere, secret_key="another key of 16 or more") as api:

@@ -48,6 +48,22 @@ class TestSignIn:
         api.app = Tls()
         assert "; Secure" in sign_in(api, token).check(200).headers["set-cookie"]
 
+    def test_behind_a_proxy_that_terminates_tls_the_cookie_is_secure(self, api):
+        """Between the proxy and this server the scheme is http; the browser's origin is https."""
+        own = {"host": "jobs.example.com", "origin": "https://jobs.example.com"}
+        answer = sign_in(api, api.token("admin"), **own).check(200)
+        cookie, *attributes = answer.headers["set-cookie"].split("; ")
+        assert sorted(attributes) == ["HttpOnly", "SameSite=Strict", "Secure"]
+        headers = {**own, "cookie": cookie, "tickwheel-csrf": answer.json["csrf"]}
+        body = {"endpoint": "http://127.0.0.1:9/"}
+        api.put("/v1/services/mail", body, headers=headers, status=201)
+        removed = api.delete("/v1/session", headers=headers, status=204).headers["set-cookie"]
+        name, *attributes = removed.split("; ")
+        assert name == cookie.partition("=")[0] + "="
+        assert sorted(attributes) == ["HttpOnly", "Max-Age=0", "SameSite=Strict", "Secure"]
+        plain = {"host": "jobs.example.com", "origin": "http://jobs.example.com"}
+        assert "Secure" not in sign_in(api, api.token("read"), **plain).headers["set-cookie"]
+
     def test_a_wrong_token_signs_nobody_in(self, api):
         api.token("read")
         for token in ("tw_0123456789ab_" + "x" * 43, "nonsense", "ü"):

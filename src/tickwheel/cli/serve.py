@@ -90,14 +90,18 @@ def run_server(config: Config) -> int:
     epilog=examples(
         "tickwheel dashboard --store sqlite:///tasks.db",
         "tickwheel dashboard --store postgresql://tick@db/tick --listen 127.0.0.1:7381",
+        "tickwheel dashboard --store sqlite:///tasks.db --allow-target 10.0.0.0/8",
     )
 )
-@setting_options("store", "listen")
+@setting_options("store", "listen", "allow_private_targets", "allow_target")
 def dashboard(config_file: str | None, **flags: object) -> int:
     """Serve a store's dashboard; run no tasks.
 
     It is for programs that embed the scheduler, which may keep running: this process shows and
     changes the tasks in their store. `tickwheel serve` has the same dashboard.
+
+    With the programs' TICKWHEEL_SECRET_KEY it can pause and resume every service. It edits and
+    test-calls those whose target it may call itself.
     """
     config, _ = load_config({**flags, "submit_only": True}, config_file)
     return run_server(config)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 MAX_UPDATES = 8  # tries, if others change the service at the same time
 NESTED = ("backoff", "breaker")  # --backoff-first is backoff's "first"
+GROWTH = {"first", "factor", "max"}  # of a backoff without a list of delays
 SHOWN_ONLY = ("name", "version", "updated_at", "problem")  # shown, but not configuration
 
 
@@ -258,11 +259,17 @@ def fields_of(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def merge_configs(before: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration with the given fields replaced, also within nested ones."""
+    """Return a configuration with the given fields replaced, also within nested ones.
+
+    A growing wait replaces a list of delays, which would take precedence.
+    """
     config = before | given
     for name in NESTED:
         if isinstance(before.get(name), dict) and isinstance(given.get(name), dict):
             config[name] = before[name] | given[name]
+    backoff = given.get("backoff")
+    if isinstance(backoff, dict) and "delays" not in backoff and backoff.keys() & GROWTH:
+        config["backoff"].pop("delays", None)
     return config
 
 

@@ -78,7 +78,7 @@ class Administration(ABC):
             stored = node.directory.get(name)
             check_version(name, stored, version)
             service = service_from_config(name, given, stored)
-            self._check_storable(node, service)
+            self._check_storable(node, service, stored)
             form = sealed_config(service, node.vault.seal)
             line = audit._replace(detail=service_changes(stored, service))
             # The new form keeps stored values, so the row must still be as it was read.
@@ -89,11 +89,16 @@ class Administration(ABC):
                 return replace(service, version=row.version)
         raise Locked(f"the service {name!r} kept changing: {PUT_TRIES} tries failed, try again")
 
-    def _check_storable(self, node: Node, service: Service) -> None:
-        """Raise ValueError for a service that cannot be stored."""
+    def _check_storable(self, node: Node, service: Service, stored: Service | None) -> None:
+        """Raise ValueError for a service that cannot be stored.
+
+        A node may pause and resume a service that only other nodes can call.
+        """
         here = node.services.get(service.name)
         if here is not None and here.protocol == "local":
             raise ValueError(f"{service.name!r} is a task function of this process")
+        if stored is not None and switched(stored, service) == service:
+            return
         channel = node.channels.get(service.protocol)
         if channel is None or service.protocol == "local":
             known = sorted(node.channels.keys() - {"local"})
@@ -236,6 +241,11 @@ class Administration(ABC):
     def _audit(self, node: Node, actor: str, action: str, name: str, request: str) -> Audit:
         now = int(node.store.now_ms())
         return Audit(now, actor, namespace_of(name), action, name, request)
+
+
+def switched(stored: Service, service: Service) -> Service:
+    """Return a stored service, enabled or not as `service` is, and without its own version."""
+    return replace(stored, enabled=service.enabled, version=0, gone_at_ms=None)
 
 
 def check_version(name: str, stored: Service | None, version: int | None) -> None:

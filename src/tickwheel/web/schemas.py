@@ -138,12 +138,16 @@ class ReplayWhere(Input, kw_only=True, frozen=True):
 
 
 class Backoff(Input, kw_only=True, frozen=True):
-    """The wait before a retry: `first` seconds, multiplied by `factor` each time, up to `max`."""
+    """The wait before a retry: `first` seconds, multiplied by `factor` each time, up to `max`.
+
+    Or the seconds in `delays`, of which the last repeats.
+    """
 
     first: Seconds = DEFAULT_BACKOFF.first
-    factor: Annotated[float, Meta(ge=1, le=1000)] = DEFAULT_BACKOFF.factor
+    factor: Annotated[float, Meta(ge=0, le=1000)] = DEFAULT_BACKOFF.factor
     max: Seconds = DEFAULT_BACKOFF.max
     jitter: Annotated[float, Meta(ge=0, le=1)] = DEFAULT_BACKOFF.jitter
+    delays: Annotated[list[Seconds], Meta(max_length=10_000)] = msgspec.field(default_factory=list)
 
 
 class Breaker(Input, kw_only=True, frozen=True):
@@ -168,7 +172,7 @@ class PutService(Input, kw_only=True, frozen=True):
 
     endpoint: Annotated[str, Meta(min_length=1, max_length=2_048)]
     protocol: Annotated[str, Meta(min_length=1, max_length=50)] = "http"
-    timeout: Timeout = service.REMOTE_TIMEOUT_SECONDS
+    timeout: Timeout | None = service.REMOTE_TIMEOUT_SECONDS
     max_attempts: Attempts = DEFAULTS.max_attempts
     backoff: Backoff = Backoff()
     concurrency: Annotated[int, Meta(ge=1, le=100_000)] = DEFAULTS.concurrency

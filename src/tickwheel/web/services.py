@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tickwheel.durable.directory.configuration import public_config
+from tickwheel.durable.directory.configuration import backoff_of, public_config
 from tickwheel.errors import ScheduleChanged, ServiceChanged, UnknownSchedule, UnknownService
 from tickwheel.values.task import namespace_of
 from tickwheel.web import schemas, views
@@ -88,12 +88,13 @@ def not_found(call: Call) -> HttpError:
 
 async def put_service(call: Call, body: schemas.PutService) -> Reply:
     """Create or change a service; every node uses it at once."""
-    name = full_name(call)
-    if body.backoff.first > body.backoff.max:
-        raise HttpError("invalid", "backoff.max must be at least backoff.first")
+    name, config = full_name(call), msgspec.to_builtins(body)
     await call.app.directory.refresh()
     stored = call.app.directory.get(name)
-    config, version = msgspec.to_builtins(body), expected_version(call, stored)
+    kept = stored is not None and stored.backoff == backoff_of(config["backoff"])
+    if body.backoff.first > body.backoff.max and not kept:
+        raise HttpError("invalid", "backoff.max must be at least backoff.first")
+    version = expected_version(call, stored)
     service = await call.scheduler.put_service(name, config, version=version, **call.audit_fields)
     return Reply(view_service(call, service), 200 if stored else 201, etag_header(service.version))
 

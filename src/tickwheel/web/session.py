@@ -78,17 +78,25 @@ async def put_session(call: Call, body: schemas.SignIn) -> Reply:
     token = body.token.strip().encode("utf-8", "replace")
     call.headers = {**call.headers, b"authorization": b"Bearer " + token}
     call.access = await call.app.verify(client_of(call.scope), call.headers, call.request_id)
-    cookie = f"{cookie_name(call.headers)}={token.decode()}; HttpOnly; SameSite=Strict"
-    if call.scope.get("scheme") == "https":
-        cookie += "; Secure"
-    headers = [NO_STORE, (b"set-cookie", cookie.encode())]
+    headers = [NO_STORE, cookie_header(call, token.decode())]
     return Reply(session_view(call, token), headers=headers)
 
 
 async def delete_session(call: Call) -> Reply:
     """Sign a browser out: the answer removes the cookie."""
-    cookie = f"{cookie_name(call.headers)}=; Max-Age=0; HttpOnly; SameSite=Strict"
-    return Reply(None, 204, [(b"set-cookie", cookie.encode())])
+    return Reply(None, 204, [cookie_header(call, "", "; Max-Age=0")])
+
+
+def cookie_header(call: Call, value: str, more: str = "") -> tuple[bytes, bytes]:
+    """Return the header that sets the cookie; over TLS it is for TLS only.
+
+    Behind a proxy that terminates TLS, only the browser's `origin` has the scheme that it uses.
+    """
+    cookie = f"{cookie_name(call.headers)}={value}; HttpOnly; SameSite=Strict{more}"
+    origin = call.headers.get(b"origin", b"")
+    if call.scope.get("scheme") == "https" or origin.startswith(b"https://"):
+        cookie += "; Secure"
+    return b"set-cookie", cookie.encode()
 
 
 def session_view(call: Call, token: bytes | None) -> schemas.Session:

@@ -116,11 +116,10 @@ def service_view(
     service: Service, form: dict[str, Any], updated_at_ms: int | None, problem: str | None = None
 ) -> schemas.Service:
     """Return the view of a service; `form` is its configuration without secrets."""
-    backoff = {name: form["backoff"][name] for name in schemas.Backoff.__struct_fields__}
     breaker = form["breaker"]
     return schemas.Service(
         local_name(service.name), service.protocol, service.endpoint, service.timeout,
-        service.max_attempts, msgspec.convert(backoff, schemas.Backoff, strict=False),
+        service.max_attempts, schemas.Backoff(**form["backoff"]),
         service.concurrency, service.rate, form["secret"], form["headers"],
         service.feedback_timeout, None if breaker is None else schemas.Breaker(**breaker),
         service.enabled, service.confirmed, service.cloudevents, service.version,

@@ -73,7 +73,7 @@ class Directory:
     def problem(self, service: Service) -> str | None:
         """Return the reason why this node cannot use a service, or None if it can."""
         known, reason = self.unusable.get(service.name, (None, None))
-        return reason if known is service else None
+        return reason if known == service else None
 
     async def step(self) -> float:
         """Read the registry if it has changed; return when to check again."""

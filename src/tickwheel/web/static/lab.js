@@ -94,7 +94,8 @@ function stop() {
 
 function frame(time) {
   if (!playing) return;
-  const now = Math.floor(playing.from + ((time - playing.began) / 1000) * Number(views.speed.value));
+  const passed = Math.max(0, time - playing.began); // a frame's time may be before the click that began it
+  const now = Math.floor(playing.from + (passed / 1000) * Number(views.speed.value));
   const last = end();
   if (now >= last) {
     stop();

@@ -10,6 +10,7 @@ const PLACEHOLDER = "********";
 const PROTOCOLS = ["http", "grpc", "kafka", "rabbitmq", "nats", "redis", "celery"];
 /** How a test call ended; nothing is retried, so these differ from the events of an attempt. Below, the error says why. */
 const TEST_EVENTS = { finish: "finished", accept: "accepted", retry: "failed", fail: "failed", snooze: "postponed", release: "released" };
+const MOST_DELAYS = 20; // of a backoff that are shown outside of the form
 const BREAKER = { failures: 10, pause: 5, max_pause: 60, probes: 1 };
 
 /** The state of a service as a pill: paused, or its breaker. */
@@ -111,10 +112,16 @@ function errorList(groups) {
     block(group.error, "Error"))));
 }
 
+function backoffText({ first, factor, max, delays }) {
+  if (!delays.length) return `${duration(first)} × ${factor}, up to ${duration(max)}`;
+  const rest = delays.length - MOST_DELAYS;
+  return delays.slice(0, MOST_DELAYS).map(duration).join(", ") + (rest > 0 ? `, and ${rest} more` : "");
+}
+
 function facts(found) {
   const row = (term, ...value) => [h("dt", {}, term), h("dd", {}, value)];
-  return h("dl", { class: "facts" }, row("Endpoint", name(found.endpoint || "–", 300)), row("Protocol", found.protocol), row("Timeout", duration(found.timeout)),
-    row("Attempts", found.max_attempts), row("Backoff", `${duration(found.backoff.first)} × ${found.backoff.factor}, up to ${duration(found.backoff.max)}`),
+  return h("dl", { class: "facts" }, row("Endpoint", name(found.endpoint || "–", 300)), row("Protocol", found.protocol), row("Timeout", found.timeout === null ? "no limit" : duration(found.timeout)),
+    row("Attempts", found.max_attempts), row("Backoff", backoffText(found.backoff)),
     row("Concurrency", count(found.concurrency)), row("Rate", found.rate === null ? "no limit" : `${found.rate}/s`),
     row("Breaker", found.breaker ? `after ${found.breaker.failures} failures, for ${duration(found.breaker.pause)}` : "none"),
     row("Secret", found.secret ? "set" : "none"), row("Headers", Object.keys(found.headers).length ? Object.keys(found.headers).map((one) => h("span", { class: "tag" }, one)) : "none"),
@@ -142,7 +149,7 @@ function parseHeaders(text) {
 
 /** Ask for the configuration of a service, and store it; return it, or null. */
 function edit(found) {
-  const now = found ?? { endpoint: "", timeout: 30, max_attempts: 5, backoff: { first: 1, factor: 2, max: 3600, jitter: 0.1 }, concurrency: 100, rate: null, breaker: BREAKER, enabled: true, protocol: "http", feedback_timeout: 3600, confirmed: "finished", cloudevents: null };
+  const now = found ?? { endpoint: "", timeout: 30, max_attempts: 5, backoff: { first: 1, factor: 2, max: 3600, jitter: 0.1, delays: [] }, concurrency: 100, rate: null, breaker: BREAKER, enabled: true, protocol: "http", feedback_timeout: 3600, confirmed: "finished", cloudevents: null };
   const input = (label, key, value, more = {}, hint = null) => h("label", { class: more.wide ? "field wide" : "field" }, label, h("input", { name: key, value: value ?? "", ...more, wide: null }), hint && h("span", { class: "hint" }, hint));
   const number = (label, key, value, more = {}) => input(label, key, value, { type: "number", step: "any", min: "0", required: !more.placeholder, ...more });
   const choice = (label, key, value, options, hint = null) => h("label", { class: "field" }, label, h("select", { name: key }, options.map(([one, text]) => h("option", { value: one, selected: one === (value ?? "") }, text))), hint && h("span", { class: "hint" }, hint));
@@ -153,20 +160,21 @@ function edit(found) {
     !found && input("Name", "name", "", { required: true }),
     !found && [input("Protocol", "protocol", now.protocol, { required: true, list: "protocols" }), h("datalist", { id: "protocols" }, PROTOCOLS.map((one) => h("option", { value: one })))],
     input("Endpoint", "endpoint", now.endpoint, { required: true, wide: true, placeholder: "a URL" }, guarded ? "Another origin requires the secret and the values of the headers again." : null),
-    group("Calls", number("Timeout, seconds", "timeout", now.timeout), number("Concurrency", "concurrency", now.concurrency, { step: "1", min: "1" }), number("Rate per second", "rate", now.rate, { placeholder: "no limit" })),
-    group("Retries", number("Attempts", "max_attempts", now.max_attempts, { step: "1", min: "1" }), number("First retry after, s", "first", now.backoff.first), number("Longest wait, s", "max", now.backoff.max)),
+    group("Calls", number("Timeout, seconds", "timeout", now.timeout, { placeholder: "no limit" }), number("Concurrency", "concurrency", now.concurrency, { step: "1", min: "1" }), number("Rate per second", "rate", now.rate, { placeholder: "no limit" })),
+    group("Retries", number("Attempts", "max_attempts", now.max_attempts, { step: "1", min: "1" }), number("First retry after, s", "first", now.backoff.first), number("Longest wait, s", "max", now.backoff.max),
+      input("Or these waits, s", "delays", now.backoff.delays.join(", "), { placeholder: "none" }, "Instead of a growing wait, such as 60, 300, 3600. The last one repeats.")),
     group("Access", input("Secret", "secret", "", { type: "password", autocomplete: "new-password", placeholder: found?.secret ? PLACEHOLDER : "none" }, found?.secret ? "Empty: it stays." : "Signs each call."),
       found?.secret && h("label", { class: "check" }, h("input", { type: "checkbox", name: "without_secret" }), "Remove the secret"),
       h("label", { class: "field wide" }, "Headers, one in a line", headers, h("span", { class: "hint" }, `A value of ${PLACEHOLDER} stays as it is.`))),
     h("details", { class: "wide" }, h("summary", {}, "Breaker, backoff and feedback"), h("div", { class: "form-grid" },
       number("Breaker: failures", "failures", now.breaker?.failures, { step: "1", placeholder: "none" }), number("Breaker: pause, s", "pause", (now.breaker ?? BREAKER).pause), number("Breaker: longest pause, s", "max_pause", (now.breaker ?? BREAKER).max_pause), number("Breaker: probes", "probes", (now.breaker ?? BREAKER).probes, { step: "1", min: "1" }),
-      number("Backoff: factor", "factor", now.backoff.factor, { min: "1" }), number("Backoff: jitter", "jitter", now.backoff.jitter, { max: "1" }), number("Feedback within, s", "feedback_timeout", now.feedback_timeout),
+      number("Backoff: factor", "factor", now.backoff.factor), number("Backoff: jitter", "jitter", now.backoff.jitter, { max: "1" }), number("Feedback within, s", "feedback_timeout", now.feedback_timeout),
       choice("Confirmed message", "confirmed", now.confirmed, [["finished", "ends its task"], ["running", "leaves it running"]], "Message brokers only."),
       choice("CloudEvents", "cloudevents", now.cloudevents, [["", "no"], ["binary", "binary"], ["structured", "structured"]], "Message brokers only."))),
     h("label", { class: "check wide" }, h("input", { type: "checkbox", name: "enabled", checked: now.enabled }), "Send its tasks"));
   return ask({ title: found ? `Edit ${found.name}` : "New service", action: "Store", large: true, body, check: (data) => {
-    const value = { endpoint: data.endpoint, protocol: data.protocol ?? now.protocol, timeout: Number(data.timeout), max_attempts: Number(data.max_attempts), concurrency: Number(data.concurrency), rate: data.rate ? Number(data.rate) : null,
-      backoff: { first: Number(data.first), factor: Number(data.factor), max: Number(data.max), jitter: Number(data.jitter) },
+    const value = { endpoint: data.endpoint, protocol: data.protocol ?? now.protocol, timeout: data.timeout ? Number(data.timeout) : null, max_attempts: Number(data.max_attempts), concurrency: Number(data.concurrency), rate: data.rate ? Number(data.rate) : null,
+      backoff: { first: Number(data.first), factor: Number(data.factor), max: Number(data.max), jitter: Number(data.jitter), delays: data.delays.split(/[\s,]+/).filter(Boolean).map(Number) },
       breaker: data.failures ? { failures: Number(data.failures), pause: Number(data.pause), max_pause: Number(data.max_pause), probes: Number(data.probes) } : null,
       headers: parseHeaders(headers.value), feedback_timeout: Number(data.feedback_timeout), confirmed: data.confirmed, cloudevents: data.cloudevents || null, enabled: Boolean(data.enabled) };
     if (data.without_secret) value.secret = null;

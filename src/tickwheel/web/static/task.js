@@ -7,6 +7,8 @@ import { indent } from "./json.js";
 import { askDelay, keyOf } from "./tasks.js";
 
 const TRUNCATE = 65536; // bytes of a payload, result or error that are read
+const ATTEMPTS = 100; // shown at once
+const MOST_ATTEMPTS = 1000; // of one answer
 const REFRESH = 1000; // milliseconds between two reads of a task that has not ended
 const MAX_WAIT = 30000;
 const EVENTS = {
@@ -18,18 +20,33 @@ export async function task(page, { signal, go, parts: [id] }) {
   let shown = "";
   let timer = null;
   let wait = REFRESH;
+  let after = null; // the attempt after which the page begins; null: it shows the newest
+  let newest = ATTEMPTS; // how many of them fit in an answer
+  const attempts = async (cursor, limit) => ({ after: cursor, ...await get(`v1/tasks/${id}/attempts`, { cursor, limit }) });
+  const readLog = async (task) => {
+    if (after !== null) return attempts(after, ATTEMPTS);
+    for (;; newest = Math.ceil(newest / 4)) { // an answer with long errors ends early
+      const log = await attempts(Math.max(0, task.attempt - newest), MOST_ATTEMPTS);
+      if (!log.next_cursor || newest === 1) return log;
+    }
+  };
   const refresh = async () => {
     clearTimeout(timer);
+    const wanted = after;
     const found = await get(`v1/tasks/${id}`, { truncate: TRUNCATE });
-    const log = await get(`v1/tasks/${id}/attempts`, { limit: 200 });
-    if (signal.aborted) return;
+    const log = await readLog(found);
+    if (signal.aborted || after !== wanted) return;
     const text = JSON.stringify([found, log]);
     if (text !== shown) {
       shown = text;
-      render(page, found, log, { refresh, go });
+      render(page, found, log, { refresh, go, turn });
     }
     wait = REFRESH;
     if (!isFinal(found)) again();
+  };
+  const turn = (cursor) => {
+    after = cursor;
+    refresh().catch((error) => { toast(error.message, true); again(); });
   };
   // A server that cannot be reached is asked again, ever less often; one that refuses is not.
   const again = () => {
@@ -51,9 +68,14 @@ function render(page, task, log, context) {
     h("div", { class: "page-head" }, h("h1", { class: "mono" }, task.id), pill(task.state), h("div", { class: "actions" }, actions(task, context))),
     h("div", { class: "columns side" },
       h("div", { class: "stack" },
-        card("Life", plural(log.items.length, "attempt ended", "attempts ended"), timeline(task, log)),
+        card("Life", shownAttempts(log), timeline(task, log, context)),
         text(task, "error", "Last error"), text(task, "result", "Result"), text(task, "payload", "Payload")),
       h("div", { class: "stack" }, card("Task", null, facts(task)))));
+}
+
+function shownAttempts({ items, after, next_cursor }) {
+  if (!items.length || !(after || next_cursor)) return plural(items.length, "attempt ended", "attempts ended");
+  return `attempts ${count(items[0].attempt)} to ${count(items.at(-1).attempt)}`;
 }
 
 function actions(task, { refresh, go }) {
@@ -93,13 +115,15 @@ function actions(task, { refresh, go }) {
 }
 
 /** The life of a task: submitted, each attempt, and what comes next or how it ended. */
-function timeline(task, log) {
+function timeline(task, log, { turn }) {
   const items = [step("delay", "Submitted", task.created_at, task.replay_of && ["as a replay of ", h("a", { class: "mono", href: `tasks/${task.replay_of}` }, task.replay_of)])];
   const start = Date.parse(task.created_at);
   const last = log.items.at(-1);
   const end = Math.max(start + 1, isFinal(task) ? Date.parse(task.updated_at) : now(), last ? Date.parse(last.ended_at) : 0);
+  const others = (text, cursor) => h("li", { "data-state": "delay" }, h("button", { type: "button", onclick: () => turn(cursor) }, text));
+  if (log.after) items.push(others("Earlier attempts", Math.max(0, log.after - (log.items.length || ATTEMPTS))));
   for (const attempt of log.items) items.push(attemptItem(attempt, start, end));
-  if (log.next_cursor) items.push(step("delay", "Later attempts are not shown", null));
+  if (log.next_cursor) items.push(others("Later attempts", log.next_cursor));
   if (task.state === "running") items.push(step("running", `Attempt ${task.attempt} is running`, task.updated_at, task.node && ["on ", name(task.node, 60)]));
   else if (!isFinal(task)) {
     const again = log.items.length > 0;

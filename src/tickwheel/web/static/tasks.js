@@ -74,6 +74,8 @@ function list(page, context, kind) {
   return load(cursor);
 }
 
+const tagsOf = (text) => text.split(/[\s,]+/).filter(Boolean);
+
 /** When the task with this id was submitted: an id begins with that time. */
 const submitted = (id) => time(new Date(parseInt(id.slice(0, 12), 16)).toISOString());
 
@@ -84,7 +86,7 @@ async function search(kind, filter, from, signal, onProgress) {
   let cursor = from;
   const items = [];
   for (let pages = 1; ; pages++) {
-    const found = await get(`v1/${kind.path}`, { ...rest, tag: tag.split(/[\s,]+/), cursor, limit: LIMIT - items.length, truncate: 0 });
+    const found = await get(`v1/${kind.path}`, { ...rest, tag: tagsOf(tag), cursor, limit: LIMIT - items.length, truncate: 0 });
     items.push(...found.items);
     cursor = found.next_cursor;
     if (!cursor || items.length >= LIMIT || pages >= MOST_PAGES || signal.aborted) return { items, next_cursor: cursor };
@@ -191,10 +193,11 @@ async function each(tasks, act, text) {
 
 /** The actions on all tasks that match the filters, after a count and a confirmation. */
 function bulkButtons(kind, filter, done) {
-  const { service, key, tag, state, due_before, due_after } = filter;
-  if (!may("submit") || !(service || key || tag)) return [];
+  const { service, key, state, due_before, due_after } = filter;
+  const tag = tagsOf(filter.tag);
+  if (!may("submit") || !(service || key || tag.length)) return [];
   const which = Object.fromEntries(Object.entries({ service, key, state }).filter(([, value]) => value));
-  if (tag) which.tag = tag.split(/[\s,]+/);
+  if (tag.length) which.tag = tag;
   const button = (text, path, field, fits, danger) => h("button", { type: "button", class: danger ? "danger" : null, onclick: async () => {
     const { number, more } = await countMatching(kind, filter, fits);
     const all = `${more ? "at least " : ""}${plural(number, "task")}`;
@@ -216,7 +219,7 @@ async function countMatching(kind, filter, fits) {
   let number = 0;
   let cursor = null;
   for (let pages = 0; pages < COUNTED_PAGES && number < COUNTED; pages++) {
-    const found = await get(`v1/${kind.path}`, { ...rest, tag: tag.split(/[\s,]+/), cursor, limit: 1000, truncate: 0 });
+    const found = await get(`v1/${kind.path}`, { ...rest, tag: tagsOf(tag), cursor, limit: 1000, truncate: 0 });
     number += found.items.filter(fits).length;
     cursor = found.next_cursor;
     if (!cursor) return { number, more: false };
