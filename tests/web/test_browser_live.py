@@ -203,6 +203,19 @@ class TestServices:
         assert (found["backoff"]["factor"], found["backoff"]["jitter"]) == (4, 0.5)
         assert (found["breaker"]["max_pause"], found["breaker"]["probes"]) == (90, 3)
 
+    def test_options_of_messages_are_not_offered_for_celery(self, page):
+        page.go("services")
+        press(page, "New service")
+        page.get_by_text("Breaker, backoff and feedback").click()
+        protocol, confirmed = page.get_by_label("Protocol"), page.locator("[name=confirmed]")
+        protocol.fill("kafka")
+        confirmed.select_option("running")
+        expect(page.locator("[name=cloudevents]")).to_be_visible()
+        protocol.fill("celery")
+        expect(page.locator("[name=cloudevents]")).to_be_hidden()
+        expect(confirmed).to_be_hidden()
+        expect(confirmed).to_have_value("finished")
+
     def test_a_page_that_is_read_again_listens_once(self, page):
         page.go("services/mail")
         heading(page, "mail")

@@ -68,6 +68,7 @@ class Kombu:
 
     schemes: Mapping[str, int] = {"amqp": 5672, "amqps": 5671, "redis": 6379, "rediss": 6379}
     event_prefix = None
+    own_messages = False
 
     def split(self, endpoint: Endpoint) -> tuple[Endpoint, None]:
         """Return the endpoint; a message itself says which queue it goes to."""

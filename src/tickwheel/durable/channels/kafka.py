@@ -61,6 +61,7 @@ class KafkaTopics:
 
     schemes = SCHEMES
     event_prefix = "ce_"
+    own_messages = True
 
     def split(self, endpoint: Endpoint) -> tuple[Endpoint, Topic]:
         """Return the cluster, and the topic with the choice of keys."""

@@ -45,6 +45,7 @@ class JetStream:
 
     schemes = {"nats": 4222, "tls": 4222}  # noqa: RUF012
     event_prefix = "ce-"
+    own_messages = True
 
     def split(self, endpoint: Endpoint) -> tuple[Endpoint, str]:
         """Return the server, and the subject."""

@@ -61,6 +61,7 @@ class RabbitMQ:
 
     schemes = {"amqp": 5672, "amqps": 5671}  # noqa: RUF012
     event_prefix = "cloudEvents_"  # as in the AMQP binding of CloudEvents
+    own_messages = True
 
     def split(self, endpoint: Endpoint) -> tuple[Endpoint, Route]:
         """Return server and vhost, and exchange and routing key."""

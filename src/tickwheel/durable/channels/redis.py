@@ -49,6 +49,7 @@ class RedisStreams:
 
     schemes = {"redis": 6379, "rediss": 6379}  # noqa: RUF012
     event_prefix = None  # CloudEvents has no binding for streams
+    own_messages = True
 
     def split(self, endpoint: Endpoint) -> tuple[Endpoint, Stream]:
         """Return server and database, and the stream."""
