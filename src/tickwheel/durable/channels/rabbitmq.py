@@ -283,7 +283,7 @@ def properties_of(message: Message) -> Basic.Properties:
     """Return the properties of a message: persistent, with the task's id and all headers."""
     headers: dict[str, Any] = dict(message.headers)
     return Basic.Properties(
-        content_type=headers.pop("content-type"),
+        content_type=headers["content-type"],
         delivery_mode=PERSISTENT,
         headers=headers,
         message_id=message.task.id,
