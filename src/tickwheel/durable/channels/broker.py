@@ -479,16 +479,17 @@ class Link:
         return made
 
     async def _connect(self) -> Connection:
-        server = self._endpoint.server
+        what = "TLS connection" if self._endpoint.tls else "connection"
+        failed = f"{self._endpoint.server}: no {what}"
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 made = await self._broker.connect(self._endpoint, await self._addresses())
         except TargetRefused:
             raise
         except TimeoutError:
-            raise OSError(f"{server}: no connection within {CONNECT_SECONDS:g} s") from None
+            raise OSError(f"{failed} within {CONNECT_SECONDS:g} s") from None
         except Exception as error:  # noqa: BLE001
-            raise OSError(f"{server}: no connection: {self._describe(error)}") from None
+            raise OSError(f"{failed}: {self._describe(error)}") from None
         return made
 
     async def _addresses(self) -> list[Address]:

@@ -97,7 +97,7 @@ def url_of(endpoint: Endpoint, address: Address) -> URL:
         scheme=endpoint.scheme,
         user=endpoint.user or "guest",
         password=endpoint.password if endpoint.user else "guest",
-        host=address.name if endpoint.scheme == "amqps" else address.ip,
+        host=address.name if endpoint.tls else address.ip,
         port=address.port,
         path="/" + endpoint.path.replace("/", "%2F"),
         query={"heartbeat": str(HEARTBEAT_SECONDS), "name": "tickwheel"},
