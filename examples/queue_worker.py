@@ -3,6 +3,7 @@
     python examples/queue_worker.py nats://127.0.0.1:4222
     python examples/queue_worker.py kafka://127.0.0.1:9092
     python examples/queue_worker.py redis://127.0.0.1:6379/0
+    python examples/queue_worker.py amqp://guest:guest@127.0.0.1:5672/
 
 A due task becomes a signed message. The worker verifies it, handles each task once, and reports the
 outcome; then it acknowledges the message. Here scheduler and worker are in one process; a worker
@@ -87,6 +88,31 @@ async def redis_worker(url, app, ready):
                     await client.xack("orders", "workers", entry_id)
 
 
+async def rabbitmq_worker(url, app, ready):
+    """Handle the messages of a queue."""
+    import aiormq  # noqa: PLC0415
+
+    async with await aiormq.connect(url) as connection:
+        channel = await connection.channel()
+
+        async def receive(message):
+            headers, tag = message.header.properties.headers, message.delivery_tag
+            settlement = await handle(headers, message.body, app)
+            if settlement is Settlement.ACKNOWLEDGE:
+                await channel.basic_ack(tag)
+            elif settlement is Settlement.RETRY:
+                await asyncio.sleep(1)
+                await channel.basic_nack(tag, requeue=True)
+            else:
+                await channel.basic_reject(tag, requeue=False)
+
+        await channel.queue_declare("orders.due", durable=True)
+        await channel.basic_qos(prefetch_count=100)
+        await channel.basic_consume("orders.due", receive)
+        ready.set_result(("rabbitmq", f"{url}?routing_key=orders.due"))
+        await asyncio.wait([connection.closing])
+
+
 async def handle(headers, body, app):
     """Handle a message, report the outcome of its task, and return what to do with the message."""
     settlement = await receiver.consume_async(headers, body, close_order, feedback=app.feedback)
@@ -94,7 +120,9 @@ async def handle(headers, body, app):
     return settlement
 
 
-WORKERS = {"nats": nats_worker, "kafka": kafka_worker, "redis": redis_worker}
+WORKERS = {
+    "nats": nats_worker, "kafka": kafka_worker, "redis": redis_worker, "amqp": rabbitmq_worker,
+}  # fmt: skip
 
 
 async def main(url):
@@ -121,5 +149,8 @@ async def main(url):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Handle the tasks of a queue.")
-    parser.add_argument("broker", help="nats://HOST:PORT, kafka://HOST:PORT or redis://HOST:PORT/0")
+    parser.add_argument(
+        "broker",
+        help="nats://HOST:PORT, kafka://HOST:PORT, redis://HOST:PORT/0 or amqp://USER:PASSWORD@HOST:PORT/",
+    )
     asyncio.run(main(parser.parse_args().broker))

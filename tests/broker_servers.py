@@ -11,8 +11,15 @@ from pathlib import Path
 from servers import PATIENCE, ROOT, Server, _spawn, free_port
 
 
+def certificates(directory):
+    """Make an authority and a certificate for 127.0.0.1."""
+    from web.authority import Authority
+
+    return Authority(directory)
+
+
 class RabbitServer(Server):
-    """RabbitMQ; user and password are guest."""
+    """RabbitMQ, also with TLS; user and password are guest."""
 
     name = "rabbitmq"
     package = "rabbitmq-server"
@@ -22,14 +29,22 @@ class RabbitServer(Server):
     def url(self):
         return f"amqp://guest:guest@127.0.0.1:{self.port}/"
 
+    @property
+    def tls_url(self):
+        return f"amqps://guest:guest@127.0.0.1:{self.tls_port}/"
+
     def binaries(self):
         return self.program if self.program.exists() else self.missing()
 
     def prepare(self, attempt):
         home = self.directory
         (home / "enabled_plugins").write_text("[].\n")
+        self.authority, self.tls_port = certificates(home), free_port()
         settings = {
-            "listeners.tcp.1": f"127.0.0.1:{self.port}", "log.console": "true",
+            "listeners.tcp.1": f"127.0.0.1:{self.port}",
+            "listeners.ssl.1": f"127.0.0.1:{self.tls_port}",
+            "ssl_options.certfile": self.authority.cert, "ssl_options.keyfile": self.authority.key,
+            "ssl_options.verify": "verify_none", "log.console": "true",
             "log.file": "false", "disk_free_limit.absolute": "50MB", **self.options,
         }  # fmt: skip
         text = "".join(f"{name} = {value}\n" for name, value in settings.items())
@@ -63,6 +78,7 @@ class RabbitServer(Server):
 class KafkaServer(Server):
     """Kafka, one node that is broker and controller; `tools/kafka` fetches it.
 
+    - It also listens with TLS, and with TLS for the user `alice`, whose password is hush-hush.
     - `session_timeout_ms` of a consumer may be short.
     - It runs as the user of the tests: its jars are in that user's cache.
     """
@@ -79,19 +95,36 @@ class KafkaServer(Server):
     def url(self):
         return f"kafka://{self.address}"
 
+    @property
+    def tls_url(self):
+        return f"kafkas://127.0.0.1:{self.tls_port}"
+
     def binaries(self):
         java, jars = shutil.which("java"), [*self.jars.glob("kafka-*/kafka_2*.jar")]
         return (java, jars[0].parent) if java and jars else self.missing()
 
     def prepare(self, attempt):
         shutil.rmtree(self.directory / "data", ignore_errors=True)
-        listeners = f"PLAINTEXT://{self.address},CONTROLLER://127.0.0.1:{free_port()}"
+        self.authority, self.tls_port = certificates(self.directory), free_port()
+        self.sasl_port, keys = free_port(), self.directory / "keys.pem"
+        keys.write_bytes(self.authority.key.read_bytes() + self.authority.cert.read_bytes())
+        ports = {"SSL": self.tls_port, "SASL_SSL": self.sasl_port, "CONTROLLER": free_port()}
+        own = [f"{name}://127.0.0.1:{port}" for name, port in ports.items()]
+        listeners = ",".join([f"PLAINTEXT://{self.address}", *own])
+        logins, security = "listener.name.sasl_ssl", "org.apache.kafka.common.security"
         settings = {
             "process.roles": "broker,controller", "node.id": 1,
             "controller.quorum.bootstrap.servers": listeners.rpartition("/")[2],
             "listeners": listeners, "advertised.listeners": listeners,
             "controller.listener.names": "CONTROLLER",
-            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "listener.security.protocol.map":
+                "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_SSL:SASL_SSL",
+            "ssl.keystore.type": "PEM", "ssl.keystore.location": keys,
+            "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256",
+            f"{logins}.plain.sasl.jaas.config":
+                f'{security}.plain.PlainLoginModule required user_alice="hush-hush";',
+            f"{logins}.scram-sha-256.sasl.jaas.config":
+                f"{security}.scram.ScramLoginModule required;",
             "log.dirs": self.directory / "data", "offsets.topic.replication.factor": 1,
             "offsets.topic.num.partitions": 1, "transaction.state.log.num.partitions": 1,
             "transaction.state.log.replication.factor": 1, "transaction.state.log.min.isr": 1,
@@ -104,6 +137,7 @@ class KafkaServer(Server):
         text = "".join(f"{name}={value}\n" for name, value in settings.items())
         (self.directory / "server.properties").write_text(text)
         made = ["kafka.tools.StorageTool", "format", "--standalone", "-t", "tickwheel-tests-000001"]
+        made += ["--add-scram", "SCRAM-SHA-256=[name=alice,password=hush-hush]"]
         argv = self._java(*made, "-c", self.directory / "server.properties")
         with (self.directory / "log").open("ab") as log:
             if _spawn([str(part) for part in argv], "", signal.SIGKILL, log).wait(PATIENCE):

@@ -20,7 +20,7 @@ BROKER_FILES = """
     contracts/test_source.py contracts/test_channel.py consumer/test_kill.py
     durable/channels/test_kafka.py durable/channels/test_rabbitmq.py
     durable/channels/test_celery.py durable/channels/test_stuck_broker.py
-    durable/channels/test_idle_connection.py
+    durable/channels/test_idle_connection.py durable/channels/test_broker_tls.py
     celery_app/test_release.py celery_app/test_workers.py receiver/test_queue_example.py
     test_channel_docs.py
 """

@@ -19,7 +19,7 @@ class Proxy:
     - `loses`: the share of lost answers: the request has reached the server, but the connection is
       closed instead of answered. An answer is what arrives in one piece.
     - `silent`: nothing is forwarded in either direction, and connections stay open.
-    - `passed`: the bytes received from the server so far.
+    - `passed`: the bytes received from the server so far; `sent`: those from the clients.
     """
 
     def __init__(self, port, *, seed=0, target="127.0.0.1", host="127.0.0.1"):
@@ -29,6 +29,7 @@ class Proxy:
         self.loses = 0.0
         self.silent = False
         self.passed = 0
+        self.sent = 0
         self.port = 0
         self._target = (target, port)
         self._chance = random.Random(seed)
@@ -128,7 +129,8 @@ class Proxy:
         except OSError:
             return
 
-    async def _request(self, _):
+    async def _request(self, size):
+        self.sent += size
         await asyncio.sleep(self.delays[0])
         return False
 

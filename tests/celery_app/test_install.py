@@ -168,7 +168,7 @@ class TestWithoutTickwheel:
         install(down.module.app, server.url)
         down.module.add.apply_async((1, 2), countdown=LATER)
         assert len(stored(client)) == 1
-        down.module.add.apply_async((1, 2), countdown=5)  # the default threshold is 10
+        down.module.add.apply_async((1, 2), countdown=10)  # more than 10 s would wait
         assert queued(broker) == 1
 
 

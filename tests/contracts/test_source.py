@@ -181,6 +181,23 @@ async def test_a_url_of_another_kind_is_an_error():
         source_at("http://localhost", "orders")
 
 
+@pytest.mark.parametrize(
+    ("urls", "identity"),
+    [
+        (
+            ["localhost", "u:p@LOCALHOST:5672", "localhost/", "localhost:5672/%2F"],
+            "localhost:5672/",
+        ),
+        (["localhost/shop", "localhost:5672/shop?heartbeat=5"], "localhost:5672/shop"),
+    ],
+)
+async def test_the_identity_of_a_queue_does_not_depend_on_the_spelling_of_its_url(urls, identity):
+    names = {source_at(f"amqp://{url}", "orders").name for url in urls}
+    assert names == {f"rabbitmq:{identity}/orders"}
+    names = {source_at(f"amqps://{url}".replace("5672", "5671"), "orders").name for url in urls}
+    assert names == {f"rabbitmq:{identity.replace('5672', '5671')}/orders"}
+
+
 @pytest.mark.parametrize("url", ["kafka://{}", "amqp://guest:guest@{}/", "redis://{}/0"])
 async def test_stop_ends_a_consumer_that_waits_for_the_broker_to_answer(url):
     accepted = asyncio.Event()

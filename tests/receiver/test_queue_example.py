@@ -16,7 +16,7 @@ the task: finished, {'closed': 'o-1'}
 """
 
 
-@pytest.fixture(params=["nats", "kafka", "redis"])
+@pytest.fixture(params=["nats", "kafka", "redis", "rabbit"])
 def url(request):
     if request.param == "nats":
         with broker_servers.NatsServer() as server:

@@ -318,6 +318,19 @@ class TestServices:
         found = server.get("/v1/services/patient").json
         assert (found["backoff"]["delays"], found["timeout"]) == ([], 20)
 
+    def test_options_of_messages_are_not_offered_for_celery(self, page):
+        page.go("services")
+        press(page, "New service")
+        page.get_by_text("Breaker, backoff and feedback").click()
+        protocol, confirmed = page.get_by_label("Protocol"), page.locator("[name=confirmed]")
+        protocol.fill("kafka")
+        confirmed.select_option("running")
+        expect(page.locator("[name=cloudevents]")).to_be_visible()
+        protocol.fill("celery")
+        expect(page.locator("[name=cloudevents]")).to_be_hidden()
+        expect(confirmed).to_be_hidden()
+        expect(confirmed).to_have_value("finished")
+
     def test_a_page_that_is_read_again_listens_once(self, page):
         page.go("services/mail")
         heading(page, "mail")

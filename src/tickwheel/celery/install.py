@@ -27,7 +27,7 @@ def install(
     service: str = "celery",
     fallback: bool = True,
 ) -> None:
-    """Store in tickwheel every message of `app` that is due in `threshold` seconds or later.
+    """Store in tickwheel every message of `app` that is due in more than `threshold` seconds.
 
     - `server`: the URL of a tickwheel server, or a `Client` with your own token and time limits.
       By default a call to it takes at most 5 seconds.

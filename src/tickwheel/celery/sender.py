@@ -50,7 +50,7 @@ class DelayingSender:
         if self.original is None:  # made late: it reads the app's configuration
             self.original = self._app.amqp._create_task_sender()
         due_at = due_time(self._app, message)
-        if due_at and due_at.timestamp() - self._clock.time() >= self._threshold:
+        if due_at and due_at.timestamp() - self._clock.time() > self._threshold:
             producer = StoringProducer(producer, message, due_at, self._store)
         return self.original(producer, name, message, **options)
 

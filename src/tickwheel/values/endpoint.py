@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MAX_CHARACTERS = 2048
 MAX_HOSTS = 20
+TLS_SCHEMES = frozenset({"amqps", "kafkas", "rediss", "tls"})
 
 _URL = re.compile(
     r"(?P<scheme>[a-z][a-z0-9+.-]*)://"
@@ -41,6 +42,11 @@ class Endpoint(NamedTuple):
     hosts: tuple[tuple[str, int], ...]
     path: str
     options: tuple[tuple[str, str], ...]
+
+    @property
+    def tls(self) -> bool:
+        """Whether the connection must have TLS."""
+        return self.scheme in TLS_SCHEMES
 
     def option(self, name: str, default: str = "") -> str:
         """Return the value of an option of the query."""

@@ -28,14 +28,13 @@ def mechanism_of(endpoint: Endpoint) -> str:
 
 def security_options(endpoint: Endpoint) -> dict[str, Any]:
     """Return the options for TLS and credentials; `ca`, `cert` and `key` name files."""
-    tls = endpoint.scheme == "kafkas"
-    protocol = ("SASL_" if endpoint.user else "") + ("SSL" if tls else "PLAINTEXT")
+    protocol = ("SASL_" if endpoint.user else "") + ("SSL" if endpoint.tls else "PLAINTEXT")
     options: dict[str, Any] = {"security_protocol": protocol}
     if endpoint.user:
         options["sasl_mechanism"] = mechanism_of(endpoint)
         options["sasl_plain_username"] = endpoint.user
         options["sasl_plain_password"] = endpoint.password
-    if tls:
+    if endpoint.tls:
         context = ssl.create_default_context(cafile=endpoint.option("ca") or None)
         if cert := endpoint.option("cert"):
             context.load_cert_chain(cert, endpoint.option("key") or None)

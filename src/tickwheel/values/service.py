@@ -166,10 +166,11 @@ class Service:
 
 
 def refuse_message_options(service: Service) -> None:
-    """Raise ValueError for options that only message brokers have."""
+    """Raise ValueError for options of messages that tickwheel makes."""
     if service.confirmed != CONFIRMED[0] or service.cloudevents is not None:
         raise ValueError(
-            f"confirmed and cloudevents are for message brokers, not for {service.protocol!r:.100}"
+            f"confirmed must be 'finished', and cloudevents None, for {service.protocol!r:.100}:"
+            " other values are for messages that tickwheel makes"
         )
 
 

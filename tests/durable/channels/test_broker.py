@@ -33,6 +33,7 @@ class Queue:
 
     schemes = {"queue": 7000}  # noqa: RUF012
     event_prefix = "ce-"
+    own_messages = True
 
     def __init__(self):
         self.opened = []

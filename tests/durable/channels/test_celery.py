@@ -115,6 +115,14 @@ async def test_without_permission_a_message_is_not_sent(channel, server):
     assert await asyncio.to_thread(read, server) == []
 
 
+@pytest.mark.parametrize("option", [{"cloudevents": "structured"}, {"confirmed": "running"}])
+async def test_options_of_messages_that_tickwheel_makes_are_refused(channel, option):
+    one = Service("celery", "celery", endpoint="redis://127.0.0.1/0", **option)
+    message = "confirmed must be 'finished', and cloudevents None, for 'celery'"
+    with pytest.raises(ValueError, match=message):
+        channel.check(one)
+
+
 INVALID = [b"{}", b"[]", b'"text"', b'{"headers": {}, "properties": 7}', b"\xff"]
 MALFORMED = [  # fields of a message that has the right form otherwise
     {"exchange": 7},

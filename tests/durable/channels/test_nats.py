@@ -11,6 +11,7 @@ import pytest_asyncio
 
 import broker_servers
 from durable.stage import START_MS, a_task
+from proxies import Proxy
 from tickwheel.durable.channel import Delivery
 from tickwheel.durable.channels import broker
 from tickwheel.durable.channels import nats as nats_module
@@ -249,6 +250,17 @@ async def test_a_wrong_password_or_token_is_an_answer_that_hides_it(channel, opt
         assert "Authorization Violation" in answer.error
         (answer,) = await send_many(channel, service_of(right), [task()])
         assert answer.error == "no stream has the subject 'orders.due'"
+
+
+async def test_a_server_without_tls_gets_nothing_if_the_endpoint_has_tls(channel):
+    options = {"user": "me", "pass": "hush-hush"}
+    with broker_servers.NatsServer(options=options) as server, Proxy(server.port) as proxy:
+        endpoint = f"tls://me:hush-hush@127.0.0.1:{proxy.port}?subject=orders.due"
+        one = Service("orders", "nats", endpoint=endpoint)
+        (answer,) = await send_many(channel, one, [task()])
+        assert answer.event is Event.RETRY
+        assert answer.error.endswith("no TLS connection: ConnectionError: the server offers no TLS")
+        assert proxy.sent == 0
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,10 @@ from tickwheel.durable.channel import Delivery
 from tickwheel.durable.channels.broker import BrokerChannel
 from tickwheel.durable.channels.http.target import Targets
 from tickwheel.durable.channels.rabbitmq import RabbitMQ
+from tickwheel.receiver import Receiver
 from tickwheel.testing.channel_suite import make_task
 from tickwheel.values.service import Service
+from tickwheel.values.signature import new_secret
 from tickwheel.values.task import Event
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("watched")]
@@ -67,6 +69,19 @@ async def test_a_message_in_a_quorum_queue_is_persistent_and_names_its_task(
     assert properties.headers["webhook-id"] == task.id
     assert properties.headers["tickwheel-attempt"] == "1"
     assert properties.headers["cloudEvents_type"] == "tickwheel.task.due"
+
+
+async def test_a_receiver_reads_the_payload_of_a_structured_cloud_event(
+    channel, admin, rabbit_server
+):
+    secret, task = new_secret(), make_task(b'{"order": 7}')
+    one = service(rabbit_server, "routing_key=mail", cloudevents="structured", secrets=(secret,))
+    await send_many(channel, one, [task])
+    message = await admin.basic_get("mail", no_ack=True)
+    properties = message.header.properties
+    assert properties.content_type == "application/cloudevents+json"
+    delivery = Receiver(secret, tolerance=None).read(properties.headers, message.body)
+    assert (delivery.task_id, delivery.payload) == (task.id, {"order": 7})
 
 
 async def test_a_message_that_no_queue_takes_is_retried_and_says_why(channel, rabbit_server):

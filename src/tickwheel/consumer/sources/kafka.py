@@ -126,7 +126,7 @@ class KafkaSource:
 
 def check_endpoint(endpoint: Endpoint) -> int:
     """Raise ValueError for a wrong URL; return its `session_timeout`, in milliseconds."""
-    files = ("ca", "cert", "key") if endpoint.scheme == "kafkas" else ()
+    files = ("ca", "cert", "key") if endpoint.tls else ()
     endpoint.allow_options(("mechanism", "session_timeout", *files))
     check_security(endpoint)
     if endpoint.path:

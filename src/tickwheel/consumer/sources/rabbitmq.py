@@ -6,7 +6,7 @@ import asyncio
 import struct
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import aiormq
 from aiormq.exceptions import AMQPError, ChannelInvalidStateError
@@ -42,13 +42,11 @@ class RabbitSource:
     """
 
     def __init__(self, place: Place) -> None:
-        host = urlsplit(place.url)
         self._url = place.url
         self._queue = place.name
         self._prefetch = min(PREFETCH_BATCHES * place.batch, 65_535)
         self._dead_letter = place.dead_letter
-        where = f"{host.hostname}:{host.port or ''}{host.path}"
-        self.name = place.identity or f"rabbitmq:{where}/{self._queue}"
+        self.name = place.identity or f"rabbitmq:{address_of(place.url)}/{self._queue}"
         self._connection: AbstractConnection | None = None
         self._channel: AbstractChannel | None = None
         self._received: asyncio.Queue[Message | None] = asyncio.Queue()
@@ -117,6 +115,14 @@ class RabbitSource:
         if connection is not None and not connection.is_closed:
             with suppress(AMQPError, OSError):  # it is lost already
                 await connection.close()
+
+
+def address_of(url: str) -> str:
+    """Return host, port and virtual host, the same for every spelling of a URL."""
+    parts = urlsplit(url)
+    port = parts.port or (5671 if parts.scheme == "amqps" else 5672)
+    is_default = unquote(parts.path) in ("", "/", "//")  # AMQP writes the virtual host / as %2F
+    return f"{parts.hostname}:{port}{'/' if is_default else parts.path}"
 
 
 def dead_letter_properties(given: Basic.Properties, reason: str) -> Basic.Properties:

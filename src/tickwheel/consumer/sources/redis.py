@@ -46,7 +46,9 @@ class RedisSource:
         self._claim_from = "0-0"
 
     async def open(self) -> None:
-        self._redis = Redis.from_url(self._url, socket_timeout=10, socket_connect_timeout=10)
+        # Before version 6, redis-py looks at a certificate's name only if it is asked to.
+        tls = {"ssl_check_hostname": True} if self._url.startswith("rediss:") else {}
+        self._redis = Redis.from_url(self._url, socket_timeout=10, socket_connect_timeout=10, **tls)
         self._pending = "0"
         async with translated_errors():
             try:

@@ -43,6 +43,7 @@ from tickwheel.durable.permits.semaphore import Semaphore
 from tickwheel.errors import TargetRefused
 from tickwheel.http import NoRoom, OpenConnections
 from tickwheel.values.endpoint import parse_endpoint
+from tickwheel.values.service import refuse_message_options
 from tickwheel.values.task import Event
 
 if TYPE_CHECKING:
@@ -109,6 +110,9 @@ class Broker(Protocol):
 
     event_prefix: str | None
     """Prefix of the headers of a CloudEvent in binary mode; None: it has no such mode."""
+
+    own_messages: bool
+    """Whether tickwheel makes the messages; otherwise a payload is a message for other readers."""
 
     def split(self, endpoint: Endpoint) -> tuple[Endpoint, Any]:
         """Return the part to connect to, and the route of the messages on such a connection.
@@ -236,6 +240,8 @@ class BrokerChannel:
         for host, port in endpoint.hosts:
             self._targets.check_host(host, port)
         check_secrets(service)
+        if not self._technology().own_messages:
+            refuse_message_options(service)
         if service.cloudevents == "binary" and self._technology().event_prefix is None:
             raise ValueError(
                 f"cloudevents must be 'structured' for {service.protocol!r}: there is no binary"
@@ -473,16 +479,17 @@ class Link:
         return made
 
     async def _connect(self) -> Connection:
-        server = self._endpoint.server
+        what = "TLS connection" if self._endpoint.tls else "connection"
+        failed = f"{self._endpoint.server}: no {what}"
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 made = await self._broker.connect(self._endpoint, await self._addresses())
         except TargetRefused:
             raise
         except TimeoutError:
-            raise OSError(f"{server}: no connection within {CONNECT_SECONDS:g} s") from None
+            raise OSError(f"{failed} within {CONNECT_SECONDS:g} s") from None
         except Exception as error:  # noqa: BLE001
-            raise OSError(f"{server}: no connection: {self._describe(error)}") from None
+            raise OSError(f"{failed}: {self._describe(error)}") from None
         return made
 
     async def _addresses(self) -> list[Address]:

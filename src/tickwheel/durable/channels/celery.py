@@ -68,6 +68,7 @@ class Kombu:
 
     schemes: Mapping[str, int] = {"amqp": 5672, "amqps": 5671, "redis": 6379, "rediss": 6379}
     event_prefix = None
+    own_messages = False
 
     def split(self, endpoint: Endpoint) -> tuple[Endpoint, None]:
         """Return the endpoint; a message itself says which queue it goes to."""
@@ -458,19 +459,18 @@ def publisher_for(endpoint: Endpoint, addresses: Sequence[Address]) -> Publisher
 
 def connection_to(endpoint: Endpoint, address: Address) -> Connection:
     """Return a connection that is not open yet."""
-    tls = endpoint.scheme in ("amqps", "rediss")
     options: Any = False
-    if tls and is_redis(endpoint):
+    if endpoint.tls and is_redis(endpoint):
         options = {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True}
-    elif tls:
+    elif endpoint.tls:
         options = {
-            "context": {"purpose": ssl.Purpose.SERVER_AUTH},
-            "check_hostname": True,
+            "context": {"purpose": ssl.Purpose.SERVER_AUTH, "check_hostname": True},
             "server_hostname": address.name,
+            "do_handshake_on_connect": False,  # py-amqp limits the time of its own handshake
         }
     return Connection(
         # redis-py checks the certificate against the host that it connects to.
-        hostname=address.name if tls and is_redis(endpoint) else address.ip,
+        hostname=address.name if endpoint.tls and is_redis(endpoint) else address.ip,
         port=address.port,
         userid=endpoint.user or None,
         password=endpoint.password or None,

@@ -16,10 +16,12 @@ import itertools
 import json
 import random
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.errors import KafkaError, MessageSizeTooLargeError
+from aiokafka.conn import create_conn
+from aiokafka.errors import KafkaConnectionError, KafkaError, MessageSizeTooLargeError
 
 from tickwheel.values.kafka_security import (
     SCHEMES,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 KEYS = ("task", "id", "none")
 REQUEST_MS = 5_000  # for an answer to one request
 TOPIC_SECONDS = 3.0  # for a topic to be found
+REASON_MS = 1_000  # for a broker to say once more why it cannot be connected to
 CANCEL_SECONDS = 0.05
 BATCH_BYTES = 256 << 10  # of one partition, in one request
 
@@ -61,6 +64,7 @@ class KafkaTopics:
 
     schemes = SCHEMES
     event_prefix = "ce_"
+    own_messages = True
 
     def split(self, endpoint: Endpoint) -> tuple[Endpoint, Topic]:
         """Return the cluster, and the topic with the choice of keys."""
@@ -81,18 +85,18 @@ class KafkaTopics:
     async def connect(self, endpoint: Endpoint, addresses: Sequence[Address]) -> KafkaConnection:
         """Connect to the first broker that answers; it names the others."""
         options = security_options(endpoint)
-        tls = "ssl_context" in options
+        servers = [(one.name if endpoint.tls else one.ip, one.port) for one in addresses]
         producer = AIOKafkaProducer(
-            bootstrap_servers=[host_and_port(one.name if tls else one.ip, one.port)
-                               for one in addresses],
-            enable_idempotence=True, request_timeout_ms=REQUEST_MS, max_batch_size=BATCH_BYTES,
-            **options,
+            bootstrap_servers=[host_and_port(*one) for one in servers], enable_idempotence=True,
+            request_timeout_ms=REQUEST_MS, max_batch_size=BATCH_BYTES, **options,
         )  # fmt: skip
         connection = KafkaConnection(producer)
         try:
             await producer.start()
-        except BaseException:
+        except BaseException as error:
             await connection.close()
+            if isinstance(error, KafkaConnectionError):
+                await raise_reason(*servers[-1], options)
             raise
         return connection
 
@@ -271,6 +275,12 @@ class KafkaConnection:
         while sending is not None and not sending.done():
             sending.cancel()  # again: it first waits for the requests under way, then ends them
             await asyncio.wait([sending], timeout=CANCEL_SECONDS)
+
+
+async def raise_reason(host: str, port: int, options: dict[str, Any]) -> None:
+    """Connect once more, and raise why that fails: the producer only logs it."""
+    with suppress(TimeoutError):
+        (await create_conn(host, port, request_timeout_ms=REASON_MS, **options)).close()
 
 
 def describe(error: BaseException) -> str:

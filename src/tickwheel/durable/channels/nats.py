@@ -45,6 +45,7 @@ class JetStream:
 
     schemes = {"nats": 4222, "tls": 4222}  # noqa: RUF012
     event_prefix = "ce-"
+    own_messages = True
 
     def split(self, endpoint: Endpoint) -> tuple[Endpoint, str]:
         """Return the server, and the subject."""
@@ -80,7 +81,7 @@ async def open_connection(endpoint: Endpoint, address: Address) -> NatsConnectio
         options |= {"user": endpoint.user, "password": endpoint.password}
     elif endpoint.user:
         options["token"] = endpoint.user
-    if endpoint.scheme == "tls":
+    if endpoint.tls:
         options |= {"tls": ssl.create_default_context(), "tls_hostname": address.name}
     host = f"[{address.ip}]" if ":" in address.ip else address.ip
     closed = asyncio.get_running_loop().create_future()
@@ -94,7 +95,7 @@ async def open_connection(endpoint: Endpoint, address: Address) -> NatsConnectio
             raise error  # nats-py would try again every two seconds
         await connection.on_error(error)
 
-    client = Client()
+    client = TlsClient() if endpoint.tls else Client()
     connection = NatsConnection(client, closed)
     connecting = True
     try:
@@ -108,6 +109,21 @@ async def open_connection(endpoint: Endpoint, address: Address) -> NatsConnectio
         await connection.close()
         raise
     return connection
+
+
+class TlsClient(Client):
+    """A client that sends nothing without TLS.
+
+    nats-py uses TLS only if the server requires it, whatever the scheme of the URL.
+    """
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        """Read what a server says of itself: before the handshake, and before any password."""
+        if initial_connection:
+            if not (info.get("tls_required") or info.get("tls_available")):
+                raise ConnectionError("the server offers no TLS")
+            self._server_info["tls_required"] = True
+        await super()._process_info(info, initial_connection)
 
 
 class Batch:

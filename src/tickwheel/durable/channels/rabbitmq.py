@@ -61,6 +61,7 @@ class RabbitMQ:
 
     schemes = {"amqp": 5672, "amqps": 5671}  # noqa: RUF012
     event_prefix = "cloudEvents_"  # as in the AMQP binding of CloudEvents
+    own_messages = True
 
     def split(self, endpoint: Endpoint) -> tuple[Endpoint, Route]:
         """Return server and vhost, and exchange and routing key."""
@@ -96,7 +97,7 @@ def url_of(endpoint: Endpoint, address: Address) -> URL:
         scheme=endpoint.scheme,
         user=endpoint.user or "guest",
         password=endpoint.password if endpoint.user else "guest",
-        host=address.name if endpoint.scheme == "amqps" else address.ip,
+        host=address.name if endpoint.tls else address.ip,
         port=address.port,
         path="/" + endpoint.path.replace("/", "%2F"),
         query={"heartbeat": str(HEARTBEAT_SECONDS), "name": "tickwheel"},
@@ -282,7 +283,7 @@ def properties_of(message: Message) -> Basic.Properties:
     """Return the properties of a message: persistent, with the task's id and all headers."""
     headers: dict[str, Any] = dict(message.headers)
     return Basic.Properties(
-        content_type=headers.pop("content-type"),
+        content_type=headers["content-type"],
         delivery_mode=PERSISTENT,
         headers=headers,
         message_id=message.task.id,

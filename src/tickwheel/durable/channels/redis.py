@@ -49,6 +49,7 @@ class RedisStreams:
 
     schemes = {"redis": 6379, "rediss": 6379}  # noqa: RUF012
     event_prefix = None  # CloudEvents has no binding for streams
+    own_messages = True
 
     def split(self, endpoint: Endpoint) -> tuple[Endpoint, Stream]:
         """Return server and database, and the stream."""
@@ -87,10 +88,9 @@ class RedisStreams:
 
 def connection_to(endpoint: Endpoint, address: Address) -> Connection:
     """Return a connection to one address, not open yet."""
-    tls = endpoint.scheme == "rediss"
-    options: dict[str, Any] = {"ssl_check_hostname": True} if tls else {}
-    return (SSLConnection if tls else Connection)(
-        host=address.name if tls else address.ip,
+    options: dict[str, Any] = {"ssl_check_hostname": True} if endpoint.tls else {}
+    return (SSLConnection if endpoint.tls else Connection)(
+        host=address.name if endpoint.tls else address.ip,
         port=address.port,
         db=int(endpoint.path),
         username=endpoint.user or None,

@@ -8,6 +8,7 @@ import { live, watch } from "./live.js";
 
 const PLACEHOLDER = "********";
 const PROTOCOLS = ["http", "grpc", "kafka", "rabbitmq", "nats", "redis", "celery"];
+const WITHOUT_MESSAGES = ["http", "grpc", "celery"]; // protocols whose messages, if any, tickwheel does not make
 /** How a test call ended; nothing is retried, so these differ from the events of an attempt. Below, the error says why. */
 const TEST_EVENTS = { finish: "finished", accept: "accepted", retry: "failed", fail: "failed", snooze: "postponed", release: "released" };
 const MOST_DELAYS = 20; // of a backoff that are shown outside of the form
@@ -156,9 +157,18 @@ function edit(found) {
   const group = (title, ...fields) => h("fieldset", { class: "group wide" }, h("legend", {}, title), h("div", { class: "form-grid" }, fields));
   const headers = h("textarea", { name: "headers", rows: "2", spellcheck: "false", placeholder: "authorization: Bearer …", ".value": headerLines(found?.headers) });
   const guarded = found && (found.secret || Object.keys(found.headers).length);
+  const messages = [
+    choice("Confirmed message", "confirmed", now.confirmed, [["finished", "ends its task"], ["running", "leaves it running"]], "Message brokers only."),
+    choice("CloudEvents", "cloudevents", now.cloudevents, [["", "no"], ["binary", "binary"], ["structured", "structured"]], "Message brokers only.")];
+  const offerMessages = (protocol) => messages.forEach((one) => {
+    const without = WITHOUT_MESSAGES.includes(protocol);
+    one.classList.toggle("hidden", without);
+    if (without) one.querySelector("select").selectedIndex = 0;
+  });
+  offerMessages(now.protocol);
   const body = h("div", { class: "form-grid" },
     !found && input("Name", "name", "", { required: true }),
-    !found && [input("Protocol", "protocol", now.protocol, { required: true, list: "protocols" }), h("datalist", { id: "protocols" }, PROTOCOLS.map((one) => h("option", { value: one })))],
+    !found && [input("Protocol", "protocol", now.protocol, { required: true, list: "protocols", oninput: (event) => offerMessages(event.target.value) }), h("datalist", { id: "protocols" }, PROTOCOLS.map((one) => h("option", { value: one })))],
     input("Endpoint", "endpoint", now.endpoint, { required: true, wide: true, placeholder: "a URL" }, guarded ? "Another origin requires the secret and the values of the headers again." : null),
     group("Calls", number("Timeout, seconds", "timeout", now.timeout, { placeholder: "no limit" }), number("Concurrency", "concurrency", now.concurrency, { step: "1", min: "1" }), number("Rate per second", "rate", now.rate, { placeholder: "no limit" })),
     group("Retries", number("Attempts", "max_attempts", now.max_attempts, { step: "1", min: "1" }), number("First retry after, s", "first", now.backoff.first), number("Longest wait, s", "max", now.backoff.max),
@@ -168,9 +178,7 @@ function edit(found) {
       h("label", { class: "field wide" }, "Headers, one in a line", headers, h("span", { class: "hint" }, `A value of ${PLACEHOLDER} stays as it is.`))),
     h("details", { class: "wide" }, h("summary", {}, "Breaker, backoff and feedback"), h("div", { class: "form-grid" },
       number("Breaker: failures", "failures", now.breaker?.failures, { step: "1", placeholder: "none" }), number("Breaker: pause, s", "pause", (now.breaker ?? BREAKER).pause), number("Breaker: longest pause, s", "max_pause", (now.breaker ?? BREAKER).max_pause), number("Breaker: probes", "probes", (now.breaker ?? BREAKER).probes, { step: "1", min: "1" }),
-      number("Backoff: factor", "factor", now.backoff.factor), number("Backoff: jitter", "jitter", now.backoff.jitter, { max: "1" }), number("Feedback within, s", "feedback_timeout", now.feedback_timeout),
-      choice("Confirmed message", "confirmed", now.confirmed, [["finished", "ends its task"], ["running", "leaves it running"]], "Message brokers only."),
-      choice("CloudEvents", "cloudevents", now.cloudevents, [["", "no"], ["binary", "binary"], ["structured", "structured"]], "Message brokers only."))),
+      number("Backoff: factor", "factor", now.backoff.factor), number("Backoff: jitter", "jitter", now.backoff.jitter, { max: "1" }), number("Feedback within, s", "feedback_timeout", now.feedback_timeout), messages)),
     h("label", { class: "check wide" }, h("input", { type: "checkbox", name: "enabled", checked: now.enabled }), "Send its tasks"));
   return ask({ title: found ? `Edit ${found.name}` : "New service", action: "Store", large: true, body, check: (data) => {
     const value = { endpoint: data.endpoint, protocol: data.protocol ?? now.protocol, timeout: data.timeout ? Number(data.timeout) : null, max_attempts: Number(data.max_attempts), concurrency: Number(data.concurrency), rate: data.rate ? Number(data.rate) : null,
