@@ -237,7 +237,8 @@ class NatsConnection:
         """Close the connection; what was not confirmed stays without a confirm."""
         transport: Any = self._client._transport
         try:
-            await self._client.close()
+            if not self._client.is_connecting:  # after a failed handshake it would wait for ever
+                await self._client.close()
         finally:
             writer = getattr(transport, "_io_writer", None)
             if writer is not None:
