@@ -4,13 +4,10 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE = (DOCS / "how-to" / "sizing.md").read_text("utf-8")
 SCALE = (DOCS / "scale.md").read_text("utf-8")
 SIMULATED = (DOCS / "benchmarks" / "scale.md").read_text("utf-8")
-CLUSTER = DOCS / "benchmarks" / "cluster.json"
 FACTOR = 1.5
 """Between a rounded figure and the measured one, at most: runs differ by up to a third."""
 
@@ -119,7 +116,6 @@ def test_the_computed_figures_on_scale_are_those_of_the_simulation():
         assert text in page
 
 
-@pytest.mark.skipif(not CLUSTER.exists(), reason="make report has not measured several nodes yet")
 def test_the_table_of_several_nodes_is_near_that_of_the_benchmark():
     row = r"^\| (\d) \| ([\d,]+) \| [\d.]+ \| (\d+) µs \| (\d+) µs \| (\d+) µs \| ([\d.]+) \|$"
     rows = {nodes: cells for nodes, *cells in re.findall(row, SCALE, re.MULTILINE)}
