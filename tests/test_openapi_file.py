@@ -29,7 +29,7 @@ def test_the_file_is_what_its_tool_writes(name):
 def test_only_commands_with_a_config_take_settings_and_the_others_show_their_options():
     parts = tool("cli-reference").text().split("\n### `tickwheel ")
     commands = {part.partition("`")[0]: part for part in parts}
-    assert "`--store`, `--listen`; and `--config`." in commands["dashboard"]
+    assert "`--allow-target`; and `--config`." in commands["dashboard"]
     assert "| `--store URL` | Look into this store" in commands["top"]
     assert "| `--listen TEXT` | HOST:PORT" in commands["lab"]
     assert "--config" not in commands["top"] + commands["lab"]

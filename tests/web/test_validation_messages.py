@@ -57,7 +57,7 @@ def asked(**query):
          "there is no field 'backoff.frist'; there are first, factor, max, jitter, delays"),
         ({"backoff": {"delays": 5}}, "backoff.delays must be an array of up to 10000, got 5"),
         ({"backoff": {"delays": [5, "x"]}},
-         "each value of backoff.delays must be a number, 0 to 3200000000"),
+         "backoff.delays[1] must be a number, 0 to 3200000000, got \"x\""),
         ({"breaker": 5}, "breaker must be an object, or null, got 5"),
         ({"enabled": "yes"}, 'enabled must be true or false, got "yes"'),
         ({"protocol": ""}, 'protocol must be text of 1 to 50 characters, got ""'),
