@@ -211,6 +211,26 @@ async def test_a_broker_that_does_not_answer_holds_its_messages_no_longer_than_t
     assert (await send_many(channel, service_for(server), [stored(3)]))[0].event is Event.FINISH
 
 
+async def test_after_a_call_that_failed_the_rest_of_a_batch_is_not_sent_on_its_connection(
+    channel, server, monkeypatch
+):
+    calls = []
+
+    def confirm(_, messages):
+        calls.append(len(messages))
+        raise OSError("reset")
+
+    for publisher in (celery_module.AmqpPublisher, celery_module.RedisPublisher):
+        monkeypatch.setattr(publisher, "_confirm", confirm)
+    answers = await send_many(channel, service_for(server), [stored(n) for n in range(1_200)])
+    assert {answer.event for answer in answers} == {Event.RETRY}
+    await channel.close()
+    for thread in threading.enumerate():
+        if thread.name.startswith("tickwheel-celery"):
+            await asyncio.to_thread(thread.join)
+    assert calls == [celery_module.MAX_MESSAGES]
+
+
 @pytest.mark.parametrize("server", ["rabbitmq"], indirect=True)
 async def test_a_wrong_password_is_an_answer_that_does_not_show_it(channel, server):
     endpoint = f"amqp://guest:********@127.0.0.1:{server.port}/"

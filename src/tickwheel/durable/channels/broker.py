@@ -132,7 +132,8 @@ class Broker(Protocol):
 class Message:
     """A message to publish; the technology ends it by `confirm`, `refuse` or `give_up`.
 
-    `id`: a broker may drop a message if it has one with the same id; see `message_id`.
+    - `id`: a broker may drop a message if it has one with the same id; see `message_id`.
+    - Without `own_messages` the payload is the message, and there are no headers and no id.
     """
 
     __slots__ = ("_end", "_may_send", "body", "ended", "headers", "id", "task")
@@ -307,6 +308,8 @@ class BrokerChannel:
             delivery.end(answer)
 
         task = self._with_body(delivery.task, plan.service)
+        if not self._technology().own_messages:
+            return Message(task, [], "", delivery.may_send, end)
         headers = headers_of(task, plan.service, plan.headers, timestamp)
         if plan.service.cloudevents == "binary":
             prefix = self._technology().event_prefix

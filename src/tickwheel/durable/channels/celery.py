@@ -21,7 +21,7 @@ import json
 import ssl
 import struct
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from amqp.exceptions import ChannelError, FrameSyntaxError
@@ -57,10 +57,11 @@ class Stored(NamedTuple):
     declare: list[list[Any]]  # "queue" or "exchange", and its fields
     options: dict[str, Any]  # of `Producer.publish`: headers, properties and the rest
 
-    @property
-    def place(self) -> dict[str, str]:
-        """Where the message goes."""
-        return {"exchange": self.exchange, "routing_key": self.routing_key}
+
+@lru_cache(maxsize=1_024)
+def place_of(exchange: str, routing_key: str) -> str:
+    """Return where a message has gone, as JSON."""
+    return json.dumps({"exchange": exchange, "routing_key": routing_key})
 
 
 class Kombu:
@@ -96,17 +97,28 @@ class KombuConnection:
         self._thread = thread
 
     async def publish(self, route: None, messages: Sequence[Message]) -> None:
-        """Publish messages, some hundred at a time, and end each of them."""
+        """Publish messages, some hundred at a time, and end each of them.
+
+        While some are ended here, the thread publishes the next.
+        """
         loop = asyncio.get_running_loop()
-        for begin in range(0, len(messages), MAX_MESSAGES):
-            chunk = messages[begin : begin + MAX_MESSAGES]
-            bodies = [message.task.body for message in chunk]
-            results = await loop.run_in_executor(self._thread, publish, self._publisher, bodies)
-            for message, result in zip(chunk, results, strict=True):
-                if isinstance(result, str):
-                    message.refuse(result, healthy=None)
-                else:
-                    message.confirm(result.place)
+        chunks = [messages[i : i + MAX_MESSAGES] for i in range(0, len(messages), MAX_MESSAGES)]
+        calls = [
+            loop.run_in_executor(
+                self._thread, publish, self._publisher, [message.task.body for message in chunk]
+            )
+            for chunk in chunks
+        ]
+        try:
+            for chunk, call in zip(chunks, calls, strict=True):
+                for message, result in zip(chunk, await call, strict=True):
+                    if isinstance(result, str):
+                        message.refuse(result, healthy=None)
+                    else:
+                        message.confirm(place_of(result.exchange, result.routing_key))
+        finally:
+            for call in calls:
+                call.cancel()  # those that have not begun
 
     async def ping(self) -> None:
         """Wait for the broker's answer."""
@@ -163,14 +175,18 @@ class Publisher:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._failed = False  # set during a call
         self._declared: set[str] = set()  # queues and exchanges, as JSON
-        self._ready: set[tuple[str, str]] = set()  # exchanges and declarations of messages
+        self._ready: set[tuple[str, str]] = set()  # exchanges, and declarations as text
 
     def publish(self, messages: Sequence[Stored]) -> list[str | None]:
         """Publish messages; return for each None if it is confirmed, or why it is not.
 
-        An exception means that the connection is of no use any more.
+        An exception means that the connection is of no use any more: later calls send nothing.
         """
+        if self._failed:
+            raise ConnectionDied("the connection was lost before")
+        self._failed = True
         try:
             self._notice_end()
             errors = self._declare(messages)
@@ -179,6 +195,7 @@ class Publisher:
         ready = [number for number, error in enumerate(errors) if error is None]
         for number, why in zip(ready, self._confirm([messages[i] for i in ready]), strict=True):
             errors[number] = why
+        self._failed = False
         return errors
 
     def ping(self) -> None:
@@ -201,7 +218,7 @@ class Publisher:
         failed: dict[str, str] = {}
         errors: list[str | None] = []
         for message in messages:
-            key = (message.exchange, _encode(message.declare))
+            key = (message.exchange, repr(message.declare))
             error = None if key in self._ready else self._declare_one(message, failed)
             if error is None:
                 self._ready.add(key)
