@@ -39,7 +39,7 @@ RUN = {
     "docs/how-to/service-celery.md": ("celery_app/test_docs.py", 2),
     "docs/how-to/service-clients.md": ("test_service_docs.py", 9),
     "docs/how-to/service-consume.md": ("consumer/test_docs.py", 2),
-    "docs/how-to/service-curl.md": ("test_readme_service.py", 2),
+    "docs/how-to/service-curl.md": ("test_readme_service.py", 3),
     "docs/how-to/service-dashboard.md": ("web/test_mounts.py", 3),
     "docs/how-to/service-grpc.md": ("test_code_blocks.py", 1),
     "docs/how-to/service-messages.md": ("receiver/test_docs.py", 1),
