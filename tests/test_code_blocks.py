@@ -27,7 +27,7 @@ RUN = {
     "README.md": ("test_readme_service.py", 1),
     "docs/install.md": ("test_install_docs.py", 1),
     "docs/tutorials/durable-orders.md": ("durable/test_tutorial.py", 23),
-    "docs/tutorials/service.md": ("test_tutorial_service.py", 20),
+    "docs/tutorials/service.md": ("test_tutorial_service.py", 21),
     "docs/how-to/channels.md": ("test_channel_docs.py", 6),
     "docs/how-to/durable-observe.md": ("durable/test_hooks.py", 5),
     "docs/how-to/durable-processes.md": ("durable/test_docs.py", 1),
