@@ -42,7 +42,7 @@ RUN = {
     "docs/how-to/service-curl.md": ("test_readme_service.py", 3),
     "docs/how-to/service-dashboard.md": ("web/test_mounts.py", 3),
     "docs/how-to/service-grpc.md": ("test_code_blocks.py", 1),
-    "docs/how-to/service-messages.md": ("receiver/test_docs.py", 1),
+    "docs/how-to/service-messages.md": ("receiver/test_docs.py", 2),
     "docs/how-to/service-receive.md": ("receiver/test_frameworks.py", 1),
     "docs/how-to/use-asyncio.md": ("test_loop_servers.py", 2),
 }
