@@ -5,7 +5,6 @@ import asyncio
 import json
 import os
 import re
-import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -57,4 +56,5 @@ def test_the_loop_that_is_shown_handles_a_task_and_reports_its_outcome(
 
 def test_the_loop_for_redis_is_that_of_the_example():
     _, loop = CODE.findall(PAGE.read_text("utf-8"))
-    assert textwrap.indent(loop, " " * 8) in EXAMPLE.read_text("utf-8")
+    # The lines of the example, which are indented, break elsewhere.
+    assert "".join(loop.split()) in "".join(EXAMPLE.read_text("utf-8").split())
