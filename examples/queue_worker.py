@@ -12,6 +12,8 @@ elsewhere takes `AsyncClient().feedback` instead of `app.feedback`.
 
 import argparse
 import asyncio
+import contextlib
+import os
 import socket
 import tempfile
 
@@ -74,16 +76,24 @@ async def kafka_worker(url, app, ready):
 async def redis_worker(url, app, ready):
     """Handle the entries of a stream."""
     from redis.asyncio import Redis  # noqa: PLC0415
+    from redis.exceptions import ResponseError  # noqa: PLC0415
 
+    me, start = f"{socket.gethostname()}-{os.getpid()}", "0-0"
     async with Redis.from_url(url) as client:
-        await client.xgroup_create("orders", "workers", mkstream=True)
+        with contextlib.suppress(ResponseError):  # the group exists
+            await client.xgroup_create("orders", "workers", id="0", mkstream=True)
         ready.set_result(("redis", f"{url}?stream=orders"))
         while True:
-            read = await client.xreadgroup(
-                "workers", socket.gethostname(), {"orders": ">"}, count=100, block=1000
+            # First the entries that a worker took a minute ago and has not acknowledged.
+            start, entries, *_ = await client.xautoclaim(
+                "orders", "workers", me, min_idle_time=60_000, start_id=start, count=100
             )
-            for entry_id, fields in [entry for _, entries in read or () for entry in entries]:
-                # An entry that is not acknowledged stays pending: see XAUTOCLAIM.
+            if not entries:
+                read = await client.xreadgroup(
+                    "workers", me, {"orders": ">"}, count=100, block=1000
+                )
+                entries = [entry for _, found in read or () for entry in found]
+            for entry_id, fields in entries:
                 if await handle(fields, fields[b"payload"], app) is not Settlement.RETRY:
                     await client.xack("orders", "workers", entry_id)
 

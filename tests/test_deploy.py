@@ -14,6 +14,7 @@ import click
 import pytest
 import yaml
 
+from tickwheel.cli.root import root
 from tickwheel.cli.serve import serve
 from tickwheel.config import SETTINGS, load, parse_duration
 from tickwheel.supervisor import KILL_SECONDS
@@ -23,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DEPLOY = ROOT / "deploy"
 UNIT = (DEPLOY / "systemd" / "tickwheel@.service").read_text("utf-8")
 COMPOSE = (DEPLOY / "compose.yaml").read_text("utf-8")
+SMALL = (DEPLOY / "compose-small.yaml").read_text("utf-8")
 KUBERNETES = (DEPLOY / "kubernetes" / "tickwheel.yaml").read_text("utf-8")
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text("utf-8")
 PAGE = (ROOT / "docs" / "how-to" / "service-deploy.md").read_text("utf-8")
@@ -102,10 +104,48 @@ def test_the_unit_is_hardened(tmp_path):
     assert systemd_analyze(*words, text=soft, directory=tmp_path)[0] != 0
 
 
-# The compose file
+def test_the_commands_before_the_first_start_run_as_the_unit_does():
+    (shown,) = re.findall(r"^\$ as_blue\(\) \{ (.*?); \}$", PAGE, re.MULTILINE | re.DOTALL)
+    words = shlex.split(shown)
+    given = dict(words[at + 1].split("=", 1) for at, word in enumerate(words) if word == "-p")
+    unit = service_of(UNIT.replace("%i", "blue"))
+    assert {"User", "EnvironmentFile", "UMask", "LimitNOFILE"} < given.keys()
+    assert given == {name: unit[name] for name in given}
+    program, *_ = shlex.split(unit["ExecStart"])
+    _, *options = words[words.index(program) + 1 :]  # after "$@"
+    calls = re.findall(r"^\$ as_blue (.*)$", PAGE, re.MULTILINE)
+    for call in calls:
+        command, left = root, [*shlex.split(call), *options]
+        while isinstance(command, click.Group):
+            command = command.get_command(click.Context(command), left.pop(0))
+        command.make_parser(click.Context(command)).parse_args(left)
+    assert [call.split()[0] for call in calls] == ["tokens", "doctor"]
+    assert PAGE.index("$ as_blue tokens") < PAGE.index("$ systemctl enable")
+
+
+# The compose files
 
 
 def check_compose(text):
+    services, nodes = check_services(text)
+    check_ensemble({name: one for name, one in services.items() if name.startswith("zoo")})
+    assert len(nodes) == 3
+    for name, node in nodes.items():
+        hosts = ZooKeeperUrl.parse(check_node(name, node).coordinator).hosts.split(",")
+        assert {host.removesuffix(":2181") for host in hosts} <= {*services}
+        assert len(hosts) == 3
+
+
+def check_small(text):
+    services, nodes = check_services(text)
+    assert {*services} - {*nodes} == {"postgres"}
+    assert len(nodes) == 2
+    for name, node in nodes.items():
+        assert check_node(name, node).coordinator is None
+
+
+def check_services(text):
+    """Check what all compose files have; return the services, and those that are nodes."""
     content = yaml.safe_load(text)
     services = content["services"]
     for name, service in services.items():
@@ -115,12 +155,9 @@ def check_compose(text):
         assert mounted <= {*content["volumes"]}, name
         for variable, value in service["environment"].items():
             assert variable not in SECRETS or re.fullmatch(r"\$\{\w+:\?.*\}", value), variable
-    check_ensemble({name: one for name, one in services.items() if name.startswith("zoo")})
     nodes = {name: one for name, one in services.items() if name.startswith("node")}
-    assert len(nodes) == 3
-    for name, node in nodes.items():
-        check_node(name, node, services)
-    assert len({node["ports"][0] for node in nodes.values()}) == 3
+    assert len({node["ports"][0] for node in nodes.values()}) == len(nodes)
+    return services, nodes
 
 
 def check_ensemble(zookeepers):
@@ -133,20 +170,18 @@ def check_ensemble(zookeepers):
     }
 
 
-def check_node(name, node, services):
+def check_node(name, node):
     environ = {variable: value or "" for variable, value in node["environment"].items()}
     config = configured(node["command"], image_environment() | environ)
     assert config.node == name
     assert config.advertise == f"http://{name}:{config.listen.port}"
     assert config.store.startswith("postgresql://tickwheel@postgres/")
-    hosts = ZooKeeperUrl.parse(config.coordinator).hosts.split(",")
-    assert {host.removesuffix(":2181") for host in hosts} <= {*services}
-    assert len(hosts) == 3
     assert parse_duration(node["stop_grace_period"]) >= config.grace + KILL_SECONDS
     assert node["ports"][0].endswith(f":{config.listen.port}")
     (probe,) = re.findall(r"http://127\.0\.0\.1:(\d+)(/\w+)", node["healthcheck"]["test"][-1])
     assert probe == (str(config.listen.port), "/readyz")
     assert (DEPLOY / node["build"]["context"] / node["build"]["dockerfile"]).is_file()
+    return config
 
 
 # Kubernetes
@@ -245,6 +280,7 @@ def check_image(text):
 FILES = {
     "unit": (check_unit, UNIT),
     "compose": (check_compose, COMPOSE),
+    "small": (check_small, SMALL),
     "kubernetes": (check_kubernetes, KUBERNETES),
     "image": (check_image, DOCKERFILE),
 }
@@ -272,6 +308,13 @@ def test_it_agrees_with_the_code(name):
         ("compose", "http://node2:7380", "http://node1:7380"),
         ("compose", "${POSTGRES_PASSWORD:?set it in .env}", "secret"),
         ("compose", "postgres:15", "registry.example.com/postgres:15"),
+        ("small", "/readyz", "/ready"),
+        ("small", "127.0.0.1:7382:", "127.0.0.1:7381:"),
+        ("small", "http://node2:7380", "http://node1:7380"),
+        ("small", "TICKWHEEL_NODE: node2", "TICKWHEEL_NODE: node1"),
+        ("small", "stop_grace_period: 50s", "stop_grace_period: 40s"),
+        ("small", "PGPASSWORD: ${POSTGRES_PASSWORD:?set it in .env}", "PGPASSWORD: secret"),
+        ("small", "  postgres:\n    image", "  database:\n    image"),
         ("kubernetes", '"--grace"', '"--grase"'),
         ("kubernetes", "path: /readyz", "path: /ready"),
         ("kubernetes", "livenessProbe", "livenesProbe"),

@@ -68,18 +68,19 @@ def test_the_shell_lines_work(start, tmp_path):
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
         check=False, capture_output=True, text=True, timeout=SECONDS,
-        env={**os.environ, "NO_PROXY": "*"},
+        env={**os.environ, "NO_PROXY": "*"}, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert not [one for one in answers if "problem" in one.get("type", "")]
-    put, first, page, moved, cancelled, replayed, slow, fed, last, expiry, removed = answers
+    put, first, page, moved, cancelled, replayed, batch, slow, fed, last, expiry, removed = answers
     assert (put["name"], slow["name"]) == ("orders", "slow")
     assert first["state"] == "delay"
     assert [(one["id"], one["state"]) for one in page["items"]] == [(first["id"], "finished")]
     assert moved == {"won": True, "state": "delay"}
     assert cancelled == {"won": True, "state": "cancelled"}
     assert replayed["replay_of"]
+    assert [one["status"] for one in batch["items"]] == [201, 201]
     assert fed == {"won": True, "state": "finished"}
     assert (last["state"], last["result"]) == ("finished", "done")
     assert (expiry["key"], removed["cancelled"]) == ("order:o-1", 1)

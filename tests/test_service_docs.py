@@ -20,7 +20,7 @@ from tickwheel.durable.channels.http.channel import answer_to, plan_for
 from tickwheel.durable.metrics import Histogram
 from tickwheel.durable.permits.flow import Flow
 from tickwheel.http import Response
-from tickwheel.values.service import Breaker, Service
+from tickwheel.values.service import Backoff, Breaker, Service
 from tickwheel.values.task import FAILURE_EVENTS, Event
 from tickwheel.web.app import ROUTES
 from tickwheel.web.problems import STATUS
@@ -140,6 +140,17 @@ def test_a_status_means_what_the_table_says(row):
         assert answer.gone == (health == "gone")
         assert answer.healthy == {"well": True, "not well": False, "gone": None}[health]
         assert (answer.event is Event.ACCEPT) == (status == 202)
+
+
+def test_the_last_attempt_comes_when_the_table_says():
+    table = rows(RECEIVE, "<!-- outages -->")
+    assert table[0][0] == f"{Service('orders', 'http').max_attempts}, the default"
+    backoff, units = Backoff(jitter=0), {"h": 3600, "min": 60, "s": 1}
+    for attempts, after in table:
+        waits = map(backoff.seconds, range(1, int(attempts.partition(",")[0])))
+        parts = re.findall(r"(\d+) (\w+)", after)
+        assert sum(int(number) * units[unit] for number, unit in parts) == sum(waits), attempts
+    assert [backoff.seconds(failures) for failures in (12, 13)] == [2048, 3600]  # "beyond 13"
 
 
 def test_every_header_of_a_call_is_in_the_table():

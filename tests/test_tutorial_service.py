@@ -18,7 +18,7 @@ FILES = dict(re.findall(r"^`(\w+\.py)`\n\n```py\n(.*?)^```$", PAGE, re.MULTILINE
 BLOCKS = re.findall(r"^```(console|text)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 INSTALL = ("python3 -m venv", "pip install", "cd ~/shop")  # done already, by whoever runs the tests
 LOOKS = re.compile(r"tickwheel (list|show)|curl -s -X POST")  # may be done again
-KILL = "pkill -9 -f 'tickwheel serve'"
+KILL = "kill -9 $(cat server.pid)"
 SECONDS = 25
 END = "--end of command--"
 
@@ -94,7 +94,7 @@ class Terminals:
     def serve(self, name, command):
         """Start a server, in place of the one before."""
         self.stop(name)
-        program = re.sub(r"(tickwheel|uvicorn) ", r"exec \1 ", self.real(command), count=1)
+        program = re.sub(r"(sh|tickwheel|uvicorn) ", r"exec \1 ", self.real(command), count=1)
         process = self.start(program, stderr=subprocess.DEVNULL)
         self.background[name] = process
         if name == "server":
@@ -107,10 +107,10 @@ class Terminals:
         with lines:
             self.shop.extend(lines)
 
-    def stop(self, name, number=signal.SIGINT):
+    def stop(self, name):
         process = self.background.pop(name, None)
         if process is not None:
-            process.send_signal(number)
+            process.send_signal(signal.SIGINT)
             process.wait(SECONDS)
             if name == "server":
                 process.stdout.close()
@@ -164,14 +164,15 @@ def follow(terminals):
             until(lambda: len(terminals.shop) >= compared + len(shown))  # noqa: B023
             assert [line.rstrip("\n") for line in terminals.shop[compared:]] == shown
             compared += len(shown)
-        elif command.startswith("tickwheel serve"):
+        elif "tickwheel serve " in command:
             printed = terminals.serve("server", command)
             expected = [line.replace("7380", terminals.ports["7380"]) for line in shown]
             assert matches(expected, printed), (command, printed)
         elif "uvicorn" in command:
             terminals.serve("shop", command)
         elif command == KILL:
-            terminals.stop("server", signal.SIGKILL)
+            terminals.run(command)
+            assert terminals.background["server"].wait(SECONDS) == -signal.SIGKILL
         else:
             assert look(terminals, command, [terminals.real(line) for line in shown])
 

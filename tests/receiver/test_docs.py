@@ -12,6 +12,7 @@ import receivers
 from receiver.conftest import TASK_ID
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "service-messages.md"
+EXAMPLE = PAGE.parents[2] / "examples" / "queue_worker.py"
 CODE = re.compile(r"^```py\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -37,7 +38,7 @@ class Consumer:
 def test_the_loop_that_is_shown_handles_a_task_and_reports_its_outcome(
     call, secret, monkeypatch, capsys
 ):
-    (program,) = CODE.findall(PAGE.read_text("utf-8"))
+    program, _ = CODE.findall(PAGE.read_text("utf-8"))
     strange = ({"some": "header"}, b"{}")
     consumer = Consumer(call({"order": "o-1"}), strange)
     monkeypatch.setenv("TICKWHEEL_WEBHOOK_SECRET", secret)
@@ -51,3 +52,9 @@ def test_the_loop_that_is_shown_handles_a_task_and_reports_its_outcome(
     assert capsys.readouterr().out == "{'order': 'o-1'}\n"
     assert consumer.commits == 2
     assert json.loads(report.body)["outcome"] == "finished"
+
+
+def test_the_loop_for_redis_is_that_of_the_example():
+    _, loop = CODE.findall(PAGE.read_text("utf-8"))
+    # The lines of the example, which are indented, break elsewhere.
+    assert "".join(loop.split()) in "".join(EXAMPLE.read_text("utf-8").split())
