@@ -30,7 +30,7 @@ from tickwheel.web.cluster import own_figures
 from tickwheel.web.connection_limit import ConnectionLimit, allowed_connections
 from tickwheel.web.logs import set_node_name, set_up_logging
 from tickwheel.web.metrics import app_families
-from tickwheel.web.metrics_listener import bind_listener
+from tickwheel.web.metrics_listener import bind_listener, listen_error
 from tickwheel.web.peers import Peers, is_loopback
 from tickwheel.web.protocol import Protocol
 from tickwheel.web.tls import Certificate, Listener
@@ -139,7 +139,7 @@ def reserve_port(address: Listen, *, shared: bool = False) -> socket.socket:
         held.bind(tuple(address))
     except OSError as error:
         held.close()
-        raise OSError(f"{address}: {error.strerror or error}") from error
+        raise listen_error(address, error, "--grpc-listen") from error
     return held
 
 
