@@ -332,6 +332,11 @@ def test_a_token_grants_access_by_its_scopes(run, ok, tmp_path):
         assert run("list", *here, "--token", made["read"].strip()).code == 0
         assert run("list", *here, "--token", made["submit"].strip()).code == 6
         assert run("audit", *here, "--token", made["read"].strip()).code == 6
+        for words in (["put", "mail", "--rate", "5"], ["enable", "mail"]):
+            ran = run("services", *words, *here, "--token", made["submit"].strip())
+            assert (ran.code, "lacks the scope 'admin'" in ran.err) == (6, True)
+        ran = run("list", "--server", f"{server.url}/v1", "--token", made["read"].strip())
+        assert "ends in /v1" in ran.err
         lines = run("audit", *here, "--token", made["admin"].strip()).lines
         assert {line["action"] for line in lines} == {"token.create"}
 

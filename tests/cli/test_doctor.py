@@ -1,6 +1,7 @@
 """doctor: each thing that keeps a node from working is found, and has its remedy."""
 
 import asyncio
+import os
 import sqlite3
 import subprocess
 import sys
@@ -183,7 +184,7 @@ def test_services_that_are_disabled_or_late(run, store):
             await app.submit(name, {}, delay=0)
 
     fill(store, submit, clock=ManualClock(1_700_000_000))
-    lines = run("doctor", "--store", store).lines
+    lines = run("doctor", "--store", store, "--allow-private-targets").lines
     mail, sms = (line["finding"] for line in lines if line["check"] == "services")
     assert mail == "mail is disabled, and has tasks"
     assert sms.startswith("a task of sms has been due for ")
@@ -201,9 +202,11 @@ def test_secrets_that_are_plain_or_sealed_with_another_key(findings, store, monk
     assert (code, found["secret key"][0]) == (0, "warning")
     assert "plain text in the store: of plain" in found["secret key"][1]
     put("plain", KEY)
-    assert "secret key" in findings("--store", store)[1]
+    code, found = findings("--store", store)
+    assert (code, found["secret key"][0]) == (1, "error")
+    assert "TICKWHEEL_SECRET_KEY is not set in this environment" in found["secret key"][1]
     monkeypatch.setenv("TICKWHEEL_SECRET_KEY", KEY)
-    assert findings("--store", store) == (0, {})
+    assert findings("--store", store, "--allow-private-targets") == (0, {})
     monkeypatch.setenv("TICKWHEEL_SECRET_KEY", "x" * 16)
     code, found = findings("--store", store)
     assert (code, found["secret key"][0]) == (1, "error")
@@ -221,6 +224,54 @@ def test_tokens_that_are_missing_or_end_soon(findings, run, store):
     code, found = findings(*everywhere)
     assert (code, found["tokens"][0]) == (0, "warning")
     assert "the token 'ci'" in found["tokens"][1]
+
+
+def test_services_that_cannot_be_called_with_these_settings(run, findings, store, monkeypatch):
+    from tickwheel.durable.implementations import BROKERS
+
+    async def put(app):
+        await app.put_service("close", endpoint="http://127.0.0.1:9/hook")
+        await app.put_service("public", endpoint="http://192.0.9.1/hook")
+        await app.put_service("ship", endpoint="redis://127.0.0.1:9/?stream=s", protocol="redis")
+
+    fill(store, put)
+    monkeypatch.setitem(BROKERS, "redis", ("redis_that_is_missing", "RedisStreams"))
+    close, ship = (
+        line for line in run("doctor", "--store", store).lines if line["check"] == "services"
+    )
+    assert "close cannot be called from here: 127.0.0.1 must not be called" in close["finding"]
+    assert close["level"] == ship["level"] == "warning"
+    assert "--allow-target" in close["remedy"]
+    assert ship["remedy"] == "pip install 'tickwheel[redis]'"
+    code, found = findings("--store", store, "--allow-target", "127.0.0.0/8")
+    assert (code, found.keys()) == (0, {"services"})
+    assert "ship cannot be called" in found["services"][1]
+    assert findings("--store", store, "--submit-only") == (0, {})
+
+
+def test_more_services_than_fit_are_counted(run, store):
+    async def put(app):
+        for number in range(12):
+            await app.put_service(f"s{number}", endpoint="http://127.0.0.1:9/")
+
+    fill(store, put)
+    lines = [one for one in run("doctor", "--store", store).lines if one["check"] == "services"]
+    assert len(lines) == 11
+    assert lines[-1]["finding"] == "and 2 more services"
+
+
+def test_the_group_of_the_service_may_read_a_key(tmp_path, monkeypatch):
+    key = tmp_path / "key.pem"
+    key.write_text("")
+    key.chmod(0o640)
+    assert not host_checks.others_read(key)
+    monkeypatch.setattr(os, "getegid", lambda: key.stat().st_gid + 1)
+    monkeypatch.setattr(os, "getgroups", list)
+    assert host_checks.others_read(key)
+    key.chmod(0o604)
+    assert host_checks.others_read(key)
+    key.chmod(0o600)
+    assert not host_checks.others_read(key)
 
 
 def test_files_that_others_can_read(findings, store, path, tmp_path):

@@ -100,6 +100,17 @@ def test_the_token_is_never_shown(make, server):
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_url_that_ends_in_v1_is_a_warning(kind):
+    with pytest.warns(UserWarning, match="ends in /v1, which the client adds itself") as warned:
+        kind("http://127.0.0.1:7380/v1/")
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kind("http://127.0.0.1:7380/jobs")  # an application may have mounted the API there
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
 @pytest.mark.parametrize("server", ["http://10.1.2.3", "http://tasks.example:7380"])
 def test_a_token_over_plain_http_to_another_machine_is_a_warning(kind, server):
     with pytest.warns(InsecureToken, match="use https") as warned:

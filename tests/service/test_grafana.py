@@ -108,3 +108,37 @@ def test_promtool_accepts_the_configuration_and_the_alerts_of_the_docs(tmp_path)
     )  # fmt: skip
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "1 rule files found" in checked.stdout
+
+
+LATE = """
+rule_files: [alerts.yml]
+evaluation_interval: 1m
+tests:
+  - interval: 1m
+    input_series:
+      - {{series: 'tickwheel_lateness_seconds_bucket{{le="1"}}', values: "0x60"}}
+      - {{series: 'tickwheel_lateness_seconds_bucket{{le="5"}}', values: "0+9x60"}}
+      - {{series: 'tickwheel_lateness_seconds_bucket{{le="+Inf"}}', values: "0+9x60"}}
+      - {{series: 'tickwheel_breaker{{service="mail", state="{state}"}}', values: "{values}"}}
+      - {{series: 'tickwheel_breaker{{service="sms", state="closed"}}', values: "1x60"}}
+    promql_expr_test:
+      - {{expr: &firing 'count(ALERTS{{alertname="TickwheelLate", alertstate="firing"}})',
+          eval_time: 20m, exp_samples: {late}}}
+      - {{expr: *firing, eval_time: 40m, exp_samples: {after}}}
+"""
+FIRES = "[{labels: '{}', value: 1}]"
+
+
+@pytest.mark.parametrize(
+    ("state", "values", "late"),
+    [("open", "1x20 0x40", "[]"), ("half-open", "1x20 0x40", "[]"), ("open", "0x60", FIRES)],
+)
+def test_lateness_pages_only_while_every_breaker_is_closed(tmp_path, state, values, late):
+    shutil.copy(ROOT / "docs/how-to/alerts.yml", tmp_path)
+    rules = LATE.format(state=state, values=values, late=late, after=FIRES)
+    (tmp_path / "late.yml").write_text(rules, "utf-8")
+    tested = subprocess.run(
+        ["promtool", "test", "rules", "late.yml"], cwd=tmp_path, timeout=60, check=False,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert tested.returncode == 0, tested.stdout + tested.stderr

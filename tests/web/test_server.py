@@ -90,7 +90,7 @@ server.start(None, None)
             code, message = ended(Served("--store", sqlite_url, cwd=tmp_path, listen=address))
         assert code == 1
         assert address in message
-        assert "in use" in message
+        assert "in use: `--listen HOST:PORT` chooses another" in message
 
     @pytest.mark.parametrize(
         ("url", "right"),

@@ -414,6 +414,13 @@ class TestBatch:
         headers = {"idempotency-key": "a"}
         strict.post("/v1/tasks/batch", [], headers=headers).refused(400, "bad_request")
 
+    def test_lines_whose_ends_curl_has_removed_are_explained(self, mail):
+        two = b'{"service": "mail"}' * 2
+        answer = mail.post("/v1/tasks/batch", two, media=NDJSON, status=200).json
+        [problem] = [one["problem"] for one in answer["items"]]
+        assert "one task per line: with curl, --data-binary" in problem["detail"]
+        assert "curl" not in mail.post("/v1/tasks/batch", two).json["detail"]
+
     @pytest.mark.parametrize("media", ["application/json", "application/x-ndjson"])
     def test_an_empty_batch_stores_nothing(self, mail, media):
         body = b"[]" if media == "application/json" else b"\n"

@@ -394,6 +394,11 @@ class TestRoutes:
         answer.refused(405, "method_not_allowed")
         assert answer.headers["allow"] == allowed
 
+    def test_a_path_without_v1_is_told_where_the_api_is(self, api):
+        for method, path in (("POST", "/tasks"), ("PUT", "/services/mail")):
+            assert api.request(method, path).json["detail"].endswith("; the API is below /v1")
+        assert "below" not in api.request("GET", "/v1/nothing").json["detail"]
+
     def test_a_valid_request_id_is_kept_and_another_is_replaced(self, api):
         def echoed(given):
             return api.get("/healthz", headers={"x-request-id": given}).headers["x-request-id"]

@@ -85,7 +85,7 @@ class TestCertificate:
         wait_until(lambda: "ignoring SIGHUP" in server.log(), "it is said")
         server.get("/healthz", status=200)
 
-    @pytest.mark.parametrize("wrong", ["missing", "swapped", "garbage"])
+    @pytest.mark.parametrize("wrong", ["missing", "swapped", "garbage", "no key"])
     def test_an_invalid_certificate_is_reported(self, tmp_path, sqlite_url, authority, wrong):
         garbage = tmp_path / "garbage.pem"
         garbage.write_text("this is no certificate")
@@ -93,13 +93,23 @@ class TestCertificate:
             "missing": (tmp_path / "nothing.pem", authority.key),
             "swapped": (authority.key, authority.cert),
             "garbage": (garbage, authority.key),
+            "no key": (authority.cert, tmp_path / "nothing.pem"),
         }[wrong]
         files = ("--tls-cert", cert, "--tls-key", key)
         server = Served("--store", sqlite_url, *files, cwd=tmp_path)
         code, message = ended(server)
-        assert code in (1, 2)
+        assert code == 2
         assert cert.name in message
+        assert not (tmp_path / "tasks.db").exists()
         assert "Traceback" not in server.log()
+
+    def test_a_missing_authority_of_clients_is_reported(self, tmp_path, sqlite_url, authority):
+        files = ("--tls-cert", authority.cert, "--tls-key", authority.key)
+        clients = ("--grpc-listen", "127.0.0.1:0", "--grpc-client-ca", tmp_path / "nothing.pem")
+        code, message = ended(Served("--store", sqlite_url, *files, *clients, cwd=tmp_path))
+        assert code == 2
+        assert "nothing.pem" in message
+        assert not (tmp_path / "tasks.db").exists()
 
 
 class TestHandshake:

@@ -6,6 +6,7 @@ It changes nothing: it does not create or migrate a store, and joins no other no
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -29,8 +30,9 @@ from tickwheel.cli.store import open_store, store_of
 from tickwheel.client.requests import is_loopback
 from tickwheel.durable.coordinator import CoordinatorUnavailable
 from tickwheel.durable.directory.configuration import service_from_row
+from tickwheel.durable.directory.directory import check_usable
 from tickwheel.durable.directory.vault import PLAIN, Vault
-from tickwheel.durable.implementations import coordinator_for
+from tickwheel.durable.implementations import channels_for, coordinator_for
 from tickwheel.durable.store import SHARED_SESSION, Window
 from tickwheel.errors import TickwheelError
 from tickwheel.values.store_url import SQLITE, kind_of
@@ -61,6 +63,7 @@ class State(NamedTuple):
         str, int | None
     ]  # by service with live tasks: the oldest unclaimed one's due time
     no_answer: str | None  # why the coordinator does not name the nodes
+    unusable: dict[str, str]  # services that cannot be called with these settings, and why
 
 
 @click.command(
@@ -151,15 +154,45 @@ async def read_state(store: Store, config: Config) -> State:
         nodes = await coordinator.nodes()
     except CoordinatorUnavailable as error:
         no_answer = str(error)
+    services = await store.registry.services()
     return State(
         now,
-        await store.registry.services(),
+        services,
         nodes,
         await store.registry.tokens(),
         await zones_of(store),
         dict.fromkeys(names) | {one.service: one.due_at_ms for one in due},
         no_answer,
+        {} if config.submit_only else await read_unusable(services, store, config),
     )
+
+
+async def read_unusable(rows: Iterable[ServiceRow], store: Store, config: Config) -> dict[str, str]:
+    """Return why services cannot be called; `check_secret_key` reports those that do not open."""
+    try:
+        vault = Vault(config.secret_key)
+    except ImportError:
+        vault = Vault()
+    channels = channels_for(
+        {}, store.now_ms, threads=1, allow_private=config.allow_private_targets,
+        allow=config.allow_target, own_port=config.listen.port, max_calls=config.max_calls, own={},
+        grpc_tls=(config.grpc_ca, config.grpc_cert, config.grpc_key),
+    )  # fmt: skip
+    unusable = {}
+    try:
+        for row in rows:
+            try:
+                service = service_from_row(row, vault.open)
+            except ValueError:
+                continue
+            try:
+                check_usable(service, channels)
+            except Exception as error:  # noqa: BLE001 - as when a node reads the service
+                unusable[row.name] = str(error) or type(error).__name__
+    finally:
+        for channel in channels.values():
+            await channel.close()
+    return unusable
 
 
 async def zones_of(store: Store) -> set[str]:
@@ -212,6 +245,7 @@ def check_state(state: State, config: Config) -> Iterator[Finding]:
     else:
         yield from check_nodes(state, config)
         yield from check_functions(state, config)
+    yield from check_targets(state)
     yield from check_capacity(state)
 
 
@@ -333,9 +367,25 @@ def check_functions(state: State, config: Config) -> Iterator[Finding]:
         yield Finding("functions", OK, "every task has a service or a function")
 
 
+def check_targets(state: State) -> Iterator[Finding]:
+    """Name the services that a node with these settings cannot call; another one may do so."""
+    for name, reason in [*state.unusable.items()][:NAMES]:
+        extra = re.search(r"pip install '[^']+'", reason)
+        if extra is not None:
+            remedy = extra[0]
+        elif "--allow-target" in reason:
+            remedy = "pass --allow-target with its network, or --allow-private-targets, to `serve`"
+        else:
+            remedy = f"correct it: tickwheel services put {name}"
+        yield Finding("services", WARNING, f"{name} cannot be called from here: {reason}", remedy)
+    if len(state.unusable) > NAMES:
+        more = f"and {len(state.unusable) - NAMES} more services"
+        yield Finding("services", WARNING, more, "as above")
+
+
 def check_capacity(state: State) -> Iterator[Finding]:
     """Find services and functions whose due tasks are not called."""
-    found = False
+    found = bool(state.unusable)
     late = {
         name: state.now_ms - due
         for name, due in state.waiting.items()

@@ -89,18 +89,25 @@ def check_files(config: Config, origins: Mapping[str, str]) -> Iterator[Finding]
     for path in readable:
         yield Finding(
             "file modes", WARNING, f"other users of this host can read {path}",
-            f"chmod go= {path}; and make its directory private",
+            f"chown {path} to the service's user, then chmod 600; make its directory private",
         )  # fmt: skip
     if not readable:
         yield Finding("file modes", OK, "no other user can read the store's files and keys")
 
 
 def others_read(path: Path) -> bool:
-    """Return whether a file exists that others than its owner may read, by its mode."""
+    """Return whether a file exists that everybody, or a group of others, may read, by its mode.
+
+    A group of this process may read it: a key of root's is often readable by the service's group.
+    """
+    if os.name != "posix":
+        return False
     try:
-        return bool(path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH)) and os.name == "posix"
+        about = path.stat()
     except OSError:
         return False
+    own = about.st_gid in (os.getegid(), *os.getgroups())
+    return bool(about.st_mode & (stat.S_IROTH if own else stat.S_IROTH | stat.S_IRGRP))
 
 
 def check_tls(config: Config) -> Iterator[Finding]:

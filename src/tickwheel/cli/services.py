@@ -11,6 +11,7 @@ from tickwheel.cli.output import Output, examples, to_plain, with_output
 from tickwheel.cli.remote import service_names, with_client
 from tickwheel.cli.terminal import print_line
 from tickwheel.cli.types import DURATION, OBJECT, SECRET
+from tickwheel.client.errors import ApiError
 from tickwheel.config import MASK
 from tickwheel.errors import ServiceChanged, UnknownService
 from tickwheel.values.service import CLOUDEVENTS, CONFIRMED
@@ -236,6 +237,11 @@ def read_service(client: Client, name: str, *, new: bool) -> tuple[dict[str, Any
         if not new:
             raise
         return {}, 0
+    except ApiError as error:
+        if error.code == "forbidden" and "'read'" in error.detail:  # then it lacks admin as well
+            detail = "the token lacks the scope 'admin'"
+            raise ApiError(detail, code=error.code, status=error.status) from None
+        raise
     return service.config, service.version
 
 

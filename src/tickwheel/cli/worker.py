@@ -159,7 +159,8 @@ def exposer(stack: contextlib.ExitStack, address: Listen | None, shared: str | N
         return lambda scheduler, orphaned: listening.answer_as_worker(scheduler, part, orphaned)
     assert address is not None
     try:
-        listener = stack.enter_context(listening.bind_listener(address))
+        bound = listening.bind_listener(address, flag="--metrics-listen")
+        listener = stack.enter_context(bound)
     except OSError as error:
         raise click.UsageError(str(error)) from error
     print_line(f"metrics: {listening.metrics_url(address, listener)}", err=True)

@@ -118,7 +118,7 @@ class AsyncClient:
     ) -> None:
         self._options = Options.of(retries, timeout)
         self._servers = Servers(server, token, namespace)
-        self._servers.warn_if_insecure(stacklevel=2)
+        self._servers.warn(stacklevel=2)
         self._ssl = ssl
         self._pool: Pool | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

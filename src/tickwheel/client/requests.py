@@ -202,6 +202,12 @@ class Server:
                 stacklevel=stacklevel + 1,
             )
 
+    def warn_of_version(self, stacklevel: int) -> None:
+        """Warn about a URL that ends in /v1, which every request has already."""
+        if self.prefix.endswith("/v1"):
+            text = f"{self.url} ends in /v1, which the client adds itself: leave it out"
+            warnings.warn(text, stacklevel=stacklevel + 1)
+
 
 def parse_url(url: str) -> tuple[str, str, int, str]:
     """Return scheme, host, port and path of a server's URL; messages never show a password."""

@@ -41,10 +41,11 @@ class Servers:
         if server is self.current:
             self._current = (self._current + 1) % len(self.all)
 
-    def warn_if_insecure(self, stacklevel: int) -> None:
-        """Warn about a token that others could read on the network."""
+    def warn(self, stacklevel: int) -> None:
+        """Warn about a token that others could read on the network, and a URL that ends in /v1."""
         for server in self.all:
             server.warn_if_insecure(stacklevel + 1)
+            server.warn_of_version(stacklevel + 1)
 
     def turn(self) -> Turn:
         """Return one try of a request, at each server if necessary."""

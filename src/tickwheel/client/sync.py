@@ -104,7 +104,7 @@ class Client:
     ) -> None:
         self._options = Options.of(retries, timeout)
         self._servers = Servers(server, token, namespace)
-        self._servers.warn_if_insecure(stacklevel=2)
+        self._servers.warn(stacklevel=2)
         self._connections = {one: Connections(one, ssl) for one in self._servers.all}
         self._clock = SystemClock()
         self._wall = WallClock()

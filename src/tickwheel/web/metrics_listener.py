@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
+import os
 import re
 import socket
 from typing import TYPE_CHECKING, NamedTuple
@@ -51,13 +53,23 @@ class Shared(NamedTuple):
         return ",".join(map(str, self))
 
 
-def bind_listener(address: Listen, backlog: int = LISTEN_BACKLOG) -> socket.socket:
+def bind_listener(
+    address: Listen, backlog: int = LISTEN_BACKLOG, *, flag: str = "--listen"
+) -> socket.socket:
     """Return a socket that listens on an address; an error names the address."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         return socket.create_server(tuple(address), family=family, backlog=backlog)
     except OSError as error:
-        raise OSError(f"{address}: {error.strerror or error}") from error
+        raise listen_error(address, error, flag) from error
+
+
+def listen_error(address: Listen, error: OSError, flag: str) -> OSError:
+    """Return the error for an address that cannot be listened on; it names the address."""
+    why = error.strerror or str(error)
+    if error.errno == errno.EADDRINUSE:
+        why = f"{os.strerror(error.errno)}: `{flag} HOST:PORT` chooses another"
+    return OSError(f"{address}: {why}")
 
 
 def metrics_url(address: Listen, listener: socket.socket) -> str:
@@ -73,7 +85,8 @@ def share_listener(address: Listen) -> Iterator[tuple[socket.socket, str]]:
     except ImportError as missing:
         text = f"{missing}; metrics of several processes need: pip install 'tickwheel[server]'"
         raise ImportError(text) from missing
-    with bind_listener(address) as listener, socket_directory() as directory:
+    bound = bind_listener(address, flag="--metrics-listen")
+    with bound as listener, socket_directory() as directory:
         yield listener, directory
 
 

@@ -257,6 +257,7 @@ class Router:
         plain = self._plain.get((method, path))
         if plain is not None:
             return plain, {}
+        hint = "" if path.startswith("/v1/") else "; the API is below /v1"
         here, found = self._root, []
         for part in path.removeprefix("/").split("/"):
             if part in here and part != "{}":
@@ -265,16 +266,16 @@ class Router:
                 here = here["{}"]
                 found.append(part)
             else:
-                raise HttpError("not_found", f"there is nothing at {path!r:.200}")
+                raise HttpError("not_found", f"there is nothing at {path!r:.200}{hint}")
         routes = here.get(METHODS)
         if routes is None:
-            raise HttpError("not_found", f"there is nothing at {path!r:.200}")
+            raise HttpError("not_found", f"there is nothing at {path!r:.200}{hint}")
         route = routes.get(method)
         if route is None:
             allowed = ", ".join(sorted({*routes, "HEAD"} if "GET" in routes else routes))
             raise HttpError(
                 "method_not_allowed",
-                f"{path!r:.200} takes {allowed}, not {method!r:.20}",
+                f"{path!r:.200} takes {allowed}, not {method!r:.20}{hint}",
                 [(b"allow", allowed.encode())],
             )
         names = [part[1:-1] for part in route.parts if part.startswith("{")]

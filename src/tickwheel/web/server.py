@@ -30,7 +30,7 @@ from tickwheel.web.cluster import own_figures
 from tickwheel.web.connection_limit import ConnectionLimit, allowed_connections
 from tickwheel.web.logs import set_node_name, set_up_logging
 from tickwheel.web.metrics import app_families
-from tickwheel.web.metrics_listener import bind_listener
+from tickwheel.web.metrics_listener import bind_listener, listen_error
 from tickwheel.web.peers import Peers, is_loopback
 from tickwheel.web.protocol import Protocol
 from tickwheel.web.tls import Certificate, Listener
@@ -78,7 +78,7 @@ class Inherited(NamedTuple):
 
 
 class StartRefused(TickwheelError, ValueError):
-    """The server does not start: it would be unsafe, or the system is not supported."""
+    """The server cannot start as it is told to: that would be unsafe, or cannot work here."""
 
     code = "unsafe"
 
@@ -139,7 +139,7 @@ def reserve_port(address: Listen, *, shared: bool = False) -> socket.socket:
         held.bind(tuple(address))
     except OSError as error:
         held.close()
-        raise OSError(f"{address}: {error.strerror or error}") from error
+        raise listen_error(address, error, "--grpc-listen") from error
     return held
 
 
@@ -147,6 +147,7 @@ async def serve(
     config: Config, listener: socket.socket, inherited: Inherited | None = None
 ) -> None:
     """Run the scheduler and the API until SIGTERM, SIGINT, or the end of the supervisor."""
+    certificate = load_certificate(config)  # before this node takes shards from others
     descriptors.raise_limit()
     tracing = Tracing(config.otlp_endpoint) if config.otlp_endpoint else None
     scheduler = Scheduler(
@@ -171,9 +172,6 @@ async def serve(
         https = config.tls_cert is not None
         peers = Peers(local=local, https=https)
         app = App(scheduler, guard, limits, loopback_only=local, tracing=tracing, peers=peers)
-        certificate = None
-        if config.tls_cert is not None and config.tls_key is not None:
-            certificate = Certificate(config.tls_cert, config.tls_key)
         connections = allowed_connections(config.max_connections)
         if config.grpc_listen is not None:
             connections = max(1, connections // 2)  # each API has half of them
@@ -199,6 +197,18 @@ async def serve(
     finally:
         if tracing is not None:
             tracing.close()
+
+
+def load_certificate(config: Config) -> Certificate | None:
+    """Return the certificate, if there is one; refuse to start if a file of TLS cannot be used."""
+    try:
+        if config.grpc_client_ca is not None:
+            config.grpc_client_ca.read_bytes()
+        if config.tls_cert is not None and config.tls_key is not None:
+            return Certificate(config.tls_cert, config.tls_key)
+    except OSError as error:
+        raise StartRefused(str(error)) from error
+    return None
 
 
 def addresses_of(config: Config) -> list[Listen]:

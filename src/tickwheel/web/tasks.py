@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 CREATED = 201
 SLICE_BYTES = 65_536  # of a batch, or of its results, that are processed in one time slice
 TASK_OVERHEAD_BYTES = 512  # added to the bytes of each task
+ONE_LINE_HINT = "; one task per line: with curl, --data-binary (-d removes the line ends)"
 MAX_LINES_PER_TASK = 4  # in a batch of lines: all but one may be blank
 
 # The fields with the options of a submit, in the order of `TaskOptions`.
@@ -192,7 +193,8 @@ def decode_item(
         raise HttpError("invalid", describe_error(error, schemas.BatchTask, text)) from None
     except (msgspec.DecodeError, RecursionError) as error:
         code, why = describe_bad_json(error, text)
-        raise HttpError(code, f"this cannot be read: {why}") from None
+        hint = ONE_LINE_HINT if call.media == NDJSON else ""
+        raise HttpError(code, f"this cannot be read: {why}{hint}") from None
     key = item.idempotency_key
     return item, None if key is None else item_idempotency(call, key, text)
 

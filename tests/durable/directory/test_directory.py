@@ -226,6 +226,7 @@ class TestUnusable:
             assert callee.times == [10.0]
             assert (await app.get(waits.id)).state is State.READY
             assert "bad" in app.node.directory.unusable
+            assert "bad" in app.node.loader.unusable()
             assert {"good", "last"} <= set(app.node.services)
             failed = [one for one in stage.logged if one.getMessage().startswith("step ")]
             assert not failed, "no step has failed"

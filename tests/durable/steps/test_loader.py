@@ -248,6 +248,15 @@ class TestReading:
         for name, text in zip(["gone", "renamed", "new"], sorted(said[:2]) + said[2:], strict=True):
             assert f"{name!r}, which is not a service or function here" in text
 
+    async def test_tasks_of_a_service_that_is_unusable_here_are_logged_as_such(self, shelf, caplog):
+        shelf = await shelf()
+        shelf.loader.unusable = lambda: {"gone"}
+        await shelf.put(5, service="gone")
+        with caplog.at_level(logging.WARNING, "tickwheel"):
+            await shelf.loader.step()
+        [record] = caplog.records
+        assert "'gone', which is a service that cannot be used here" in record.getMessage()
+
 
 class TestHandover:
     async def test_preloaded_tasks_stay_in_memory_until_their_shards_are_owned(self, shelf):

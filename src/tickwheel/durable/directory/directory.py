@@ -178,10 +178,7 @@ class Directory:
         # One bad row, or one from a later version, must not keep the others from loading.
         try:
             service = service_from_row(row, self._vault.open)
-            channel = self._channels.get(service.protocol)
-            if channel is None or service.protocol == "local":
-                raise ValueError(f"this node cannot send by {service.protocol!r}")
-            channel.check(service)
+            check_usable(service, self._channels)
         except Exception as error:  # noqa: BLE001
             reason = str(error) or type(error).__name__
             self.unusable[row.name] = service or readable_part(row), reason
@@ -196,6 +193,14 @@ class Directory:
         for name, service in list(self.services.items()):
             if service.protocol != "local" and name not in kept:
                 del self.services[name]
+
+
+def check_usable(service: Service, channels: Mapping[str, Channel]) -> None:
+    """Raise if these channels cannot call a stored service."""
+    channel = channels.get(service.protocol)
+    if channel is None or service.protocol == "local":
+        raise ValueError(f"this node cannot send by {service.protocol!r}")
+    channel.check(service)
 
 
 def readable_part(row: ServiceRow) -> Service:

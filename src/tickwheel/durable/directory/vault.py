@@ -84,10 +84,10 @@ class Vault:
             raise ValueError("a stored secret is neither sealed nor plain: it is damaged")
         key_id, _, sealed = text.removeprefix(SEALED).partition(":")
         if key_id not in self._keys:
-            raise ValueError(
-                f"a stored secret was sealed with the key {key_id!r:.20}, which"
-                " TICKWHEEL_SECRET_KEY does not have"
-            )
+            why = "which TICKWHEEL_SECRET_KEY does not have"
+            if not self._keys:
+                why = "and TICKWHEEL_SECRET_KEY is not set in this environment"
+            raise ValueError(f"a stored secret was sealed with the key {key_id!r:.20}, {why}")
         try:
             data = base64.b64decode(sealed, validate=True)
             return self._keys[key_id](data[:12], data[12:], owner.encode()).decode()

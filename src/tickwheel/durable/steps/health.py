@@ -314,7 +314,7 @@ class Health:
             epoch = None if row is None else row.epoch
             return Reason.EPOCH, f"claims are refused: the shard's epoch is {epoch} in the store"
         if due.service not in self._services:
-            return Reason.FUNCTION, "this node has no function or service of that name"
+            return Reason.FUNCTION, "this node has no function of that name, and no usable service"
         if self._dispatch.is_locked(due.id):
             return Reason.LOCKED, "another transaction has locked it or its shard"
         if due.id not in self._horizon.entries:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tickwheel.values.service import Service
     from tickwheel.values.task import Due
 
+NOTHING = "not a service or function"
 INTERVAL_SECONDS = 1.0  # between two reads
 NEAR_MS = 2_000  # how far ahead a short read looks
 READ_ALL_SERVICES = 16  # up to this many, reading each costs less than asking which are due
@@ -74,6 +75,7 @@ class Loader:
         self._read_at_ms = -1
         self._read_services: set[str] = set()  # those known at the last read
         self._oldest: dict[str, int] = {}  # by service: when its oldest unclaimed task was due
+        self.unusable: Callable[[], Collection[str]] = tuple  # services that this node cannot use
         self.on_new_shards: Callable[[], None] = lambda: None  # called when they have been read
         self.seconds = {"near": 0.0, "scan": 0.0}  # duration of the last read of each kind
 
@@ -248,6 +250,8 @@ class Loader:
     def _warn_unknown(self, names: set[str]) -> None:
         """Warn once about each service that has tasks in the store and is unknown here."""
         unknown = names - self._services.keys() - self._unknown_services
+        unusable = self.unusable()
         for name in unknown:
-            logger.warning("there are tasks of %r, which is not a service or function here", name)
+            what = "a service that cannot be used" if name in unusable else NOTHING
+            logger.warning("there are tasks of %r, which is %s here", name, what)
         self._unknown_services |= unknown

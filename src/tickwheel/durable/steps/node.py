@@ -124,6 +124,7 @@ class Node:
         # These parts are built before those that they call back.
         coordinator.preload = self.loader.preload
         coordinator.unusable = lambda: self.directory.unusable
+        self.loader.unusable = lambda: self.directory.unusable
         self.loader.on_new_shards = self._wake_others
         self.orphans.on_end = self.feedback.finish_attempt
         self.leases.on_lost = self.dispatch.lose
