@@ -30,6 +30,7 @@ from tickwheel.durable.stores.sqlite.connection import (
 from tickwheel.durable.stores.sqlite.schema import check, is_older, migrate, version
 from tickwheel.durable.stores.sqlite.writer import Checkpointer, Reader, Writer
 from tickwheel.errors import StoreUnavailable, TickwheelError, WrongStore
+from tickwheel.values.store_url import sqlite_url
 
 try:
     import fcntl
@@ -343,7 +344,7 @@ class SqliteFile:
             return reason
         return (
             f"{reason}; this path is relative to the working directory, an absolute one has a"
-            f" fourth slash: sqlite:////{self.path.as_posix()}"
+            f" fourth slash: {sqlite_url('/' / self.path)}"
         )
 
     def _prepare(self, *, new: bool = False) -> None:
