@@ -398,6 +398,27 @@ def test_too_few_file_descriptors(run, store, monkeypatch):
     assert descriptors.hard_limit() > 0
 
 
+def test_file_descriptors_for_calls_are_needed_once_there_is_a_service(
+    findings, store, monkeypatch
+):
+    async def put(app):
+        await app.put_service("mail", endpoint="http://127.0.0.1:9/hook")
+
+    monkeypatch.setattr(host_checks, "hard_limit", lambda: 100)
+    calls = ("--max-calls", "100", "--store", store)
+    assert findings(*calls)[1].keys() == {"schema", "file descriptors"}
+    fill(store, nothing)
+    assert findings(*calls) == (0, {})
+    fill(store, put)
+    assert findings(*calls)[1].keys() == {"file descriptors"}
+
+
+def test_a_task_that_is_late_by_less_than_a_minute_is_not_denied(run, store):
+    fill(store, nothing)
+    [line] = [one for one in run("doctor", "--store", store).lines if one["check"] == "services"]
+    assert "no task is late by more than a minute" in line["finding"]
+
+
 def test_a_time_zone_that_this_host_does_not_know(findings, store, monkeypatch):
     async def put(app):
         await app.put_schedule("nightly", "report", {}, cron="0 3 * * *", tz="Asia/Tokyo")

@@ -132,6 +132,18 @@ def test_the_busiest_services_come_first_with_control_characters_escaped():
     assert "and 10 more" in text
 
 
+def test_a_store_does_not_know_the_settings_of_a_function():
+    services = [
+        {"name": "mail", "enabled": False, "concurrency": 7, "rate": None}, {"name": "resize"},
+    ]  # fmt: skip
+    shown = text_of(draw_frame("s", make_snapshot(), make_snapshot(services=services)))
+    rows = [line.split() for line in shown.splitlines() if line.startswith(("mail", "resize"))]
+    assert rows == [
+        ["mail", "disabled", "–", "–", "–", "7", "–"],
+        ["resize", "?", "–", "–", "–", "?", "?"],
+    ]
+
+
 def test_nodes_and_errors_are_shown():
     nodes = [{"name": "n-1", "shards": 64, "started_at": None, "lease_until": None}]
     text = text_of(

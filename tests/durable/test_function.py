@@ -134,6 +134,38 @@ class TestDecorator:
 
         assert app.task(Shop().close)("o-1") == "o-1"
 
+    def test_a_method_without_its_object_is_refused(self, app):
+        with pytest.raises(TypeError, match=r"close has the parameter 'self'.*bound method"):
+
+            class Shop:
+                @app.task
+                def close(self, order):
+                    pass
+
+        def send(cls, to):
+            pass
+
+        with pytest.raises(TypeError, match="send has the parameter 'cls'"):
+            app.task(send)
+
+    def test_a_static_method_is_accepted(self, app):
+        class Shop:
+            @app.task
+            @staticmethod
+            def close(order):
+                return order
+
+        assert Shop().close("o-1") == "o-1"
+        assert Shop.close.request("o-1").body == b'["o-1"]'
+
+    @pytest.mark.parametrize("name", ["delay", "apply_async"])
+    def test_the_names_of_celery_lead_to_submit(self, app, name):
+        send = app.task(name="send")(nothing)
+        with pytest.raises(AttributeError, match=rf"attribute '{name}': call submit\(\)"):
+            getattr(send, name)
+        with pytest.raises(AttributeError, match=r"no attribute 'dealy'$"):
+            _ = send.dealy
+
     def test_a_partial_needs_a_name(self, app):
         def send(to, text):
             return to, text
@@ -230,6 +262,31 @@ class TestRequest:
 
         with pytest.raises(TypeError, match="close"):
             close.request(*args, **kwargs)
+
+    def test_an_unknown_option_is_named_with_the_known_ones(self, app):
+        @app.task
+        def close(order, at_most=5, /, reason="late"):
+            pass
+
+        with pytest.raises(TypeError, match=r"no parameter 'countdown', .*\('delay', 'at',"):
+            close.request("o-1", countdown=5)
+        with pytest.raises(TypeError, match=r"close\(\) has no parameter 'dealy'"):
+            close.request(dealy=5)
+        with pytest.raises(TypeError, match=r"positional"):
+            close.request("o-1", at_most=5)
+
+        @app.task
+        def send(**texts):
+            pass
+
+        assert send.request(countdown=5).body == b'{"countdown":5}'
+
+    @pytest.mark.asyncio
+    async def test_submit_names_its_options_as_well(self, app):
+        send = app.task(name="send")(nothing)
+        async with app:
+            with pytest.raises(TypeError, match=r"no parameter 'countdown', .*'idempotency_key'"):
+                await send.submit(countdown=5)
 
     @pytest.mark.parametrize("value", [object(), {1, 2}.__iter__, float("nan"), lambda: None])
     def test_an_argument_that_is_not_json_is_refused_with_its_name(self, app, value):

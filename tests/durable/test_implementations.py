@@ -10,6 +10,7 @@ import pytest
 
 from tickwheel.durable import Scheduler
 from tickwheel.durable.implementations import BROKERS, channels_for, coordinator_for, store_at
+from tickwheel.durable.permits import descriptors
 from tickwheel.durable.permits.descriptors import (
     BROKERS_SHARE,
     CALLS_SHARE,
@@ -70,6 +71,24 @@ def test_open_connections_have_one_limit_over_http_and_grpc_and_one_for_all_brok
     assert made["kafka"]._connections.limit == min(1000, int(limit() * BROKERS_SHARE))
     shares = CONNECTIONS_SHARE, CALLS_SHARE, BROKERS_SHARE, LOOKUPS_SHARE
     assert round(sum(shares), 6) <= 0.9
+
+
+@pytest.mark.asyncio
+async def test_a_low_limit_of_calls_is_logged_once_if_there_is_a_service(
+    tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr(descriptors, "limit", lambda: 2000)
+    caplog.set_level("INFO", "tickwheel")
+    url = f"sqlite:///{tmp_path}/tasks.db"
+    async with Scheduler(url) as app:
+        assert "calls at once" not in caplog.text
+        for name in ("mail", "sms"):
+            await app.put_service(name, endpoint=URL)
+    async with Scheduler(url):
+        logged = [record for record in caplog.messages if "calls at once" in record]
+    assert logged == 2 * [
+        "400 calls at once instead of 10000: this process may have 2000 file descriptors"
+    ]
 
 
 def test_the_extra_of_each_channel_has_the_package_that_all_of_them_import():

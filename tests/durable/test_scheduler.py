@@ -211,12 +211,6 @@ class TestStart:
             await stage.settle()
         assert len(stage.calls) == 1
 
-    async def test_folders_are_created_for_the_file(self, stage):
-        stage.path = stage.path.parent / "a" / "b" / "tasks.db"
-        stage.url = f"sqlite:///{stage.path}"
-        async with stage.app():
-            assert stage.path.exists()
-
     async def test_shards_apply_when_the_store_is_created(self, stage):
         async with stage.app():
             pass

@@ -83,7 +83,6 @@ def doctor(out: Output, config_file: str | None, **flags: object) -> int:
     """
     config, origins = load_config(flags, config_file)
     findings = [*asyncio.run(check_store(config))]
-    findings += check_descriptors(config)
     findings += check_files(config, origins)
     findings += check_tls(config)
     if out.as_json:
@@ -100,14 +99,14 @@ async def check_store(config: Config) -> list[Finding]:
         version = await store.schema_version()
         found = [*check_schema(store, version)]
         if version != store.schema_needed:
-            return [*found, *check_time_zones()]
+            return [*found, *check_time_zones(), *check_descriptors(config)]
         async with open_store(store):
             await store.require_writable()
             found.append(Finding("store", OK, f"{store.where} can be read and written"))
             state = await read_state(store, config)
             return [*found, *check_clock(store), *check_pooler(store), *check_state(state, config)]
     except TickwheelError as error:
-        return [store_finding(error), *check_time_zones()]
+        return [store_finding(error), *check_time_zones(), *check_descriptors(config)]
 
 
 def store_finding(error: TickwheelError) -> Finding:
@@ -247,6 +246,7 @@ def check_state(state: State, config: Config) -> Iterator[Finding]:
         yield from check_functions(state, config)
     yield from check_targets(state)
     yield from check_capacity(state)
+    yield from check_descriptors(config, services=bool(state.services))
 
 
 def check_tokens(state: State, config: Config) -> Iterator[Finding]:
@@ -420,7 +420,10 @@ def check_capacity(state: State) -> Iterator[Finding]:
             "services", WARNING, f"and {len(functions) - NAMES} more functions", "as above"
         )
     if not found and not functions:
-        yield Finding("services", OK, "no service or function with tasks is disabled or late")
+        yield Finding(
+            "services", OK,
+            "no service with tasks is disabled, and no task is late by more than a minute",
+        )  # fmt: skip
 
 
 def late_finding(name: str, late_ms: int, remedy: str) -> Finding:

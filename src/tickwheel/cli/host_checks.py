@@ -58,10 +58,15 @@ def has_zone(name: str) -> bool:
     return True
 
 
-def check_descriptors(config: Config) -> Iterator[Finding]:
-    """Compare the limit of open files with the settings that need them."""
+def check_descriptors(config: Config, *, services: bool = True) -> Iterator[Finding]:
+    """Compare the limit of open files with the settings that need them.
+
+    `services`: there are some to call; task functions need no files.
+    """
     limit = hard_limit()
-    wanted = max(config.max_connections / CONNECTIONS_SHARE, config.max_calls / CALLS_SHARE)
+    wanted = config.max_connections / CONNECTIONS_SHARE
+    if services:
+        wanted = max(wanted, config.max_calls / CALLS_SHARE)
     if limit >= wanted:
         shown = "no limit" if limit == math.inf else f"{limit:.0f}"
         yield Finding("file descriptors", OK, f"{shown}")

@@ -212,14 +212,14 @@ def services(snapshot: Snapshot) -> Table:
     ordered = sorted(snapshot.services, key=busy)
     for service in ordered[:MAX_SERVICES]:
         state = states.get(service.get("name", ""), {})
-        enabled = "enabled" if service.get("enabled", True) else "disabled"
+        enabled = {None: "?", True: "enabled"}.get(service.get("enabled"), "disabled")
         asked = [state.get(name) for name in ("breaker", "running", "waiting")]
         row = [
             service.get("name"),
             enabled,
             *asked,
-            service.get("concurrency"),
-            service.get("rate"),
+            service.get("concurrency", "?"),
+            service.get("rate", "?"),
         ]
         table.add_row(*map(cell, row))
     if len(ordered) > MAX_SERVICES:

@@ -8,17 +8,16 @@ import types
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, overload
 
 from tickwheel.values.json.call import Signature
-from tickwheel.values.options import OPTIONS
+from tickwheel.values.options import OPTIONS, Options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
     from contextlib import AbstractContextManager
     from typing import Unpack
 
     from typing_extensions import TypeVar
 
     from tickwheel.durable.scheduler import Scheduler
-    from tickwheel.values.options import Options
     from tickwheel.values.service import Service
     from tickwheel.values.task import Task
 
@@ -37,6 +36,9 @@ C = TypeVar("C")
 D = TypeVar("D")
 E = TypeVar("E")
 F = TypeVar("F")
+
+METHOD_PARAMETERS = ("self", "cls")
+OTHER_NAMES = ("delay", "apply_async")  # of `submit`, in Celery
 
 
 class Request(NamedTuple):
@@ -57,6 +59,11 @@ class TaskFunction(Generic[P, R, T]):
     if not TYPE_CHECKING:  # `T` may be left out, also before Python 3.13
         __class_getitem__ = classmethod(types.GenericAlias)
 
+        def __getattr__(self, name: str) -> Any:
+            hint = ": call submit() or submit_sync()" if name in OTHER_NAMES else ""
+            text = f"{type(self).__name__!r} object has no attribute {name!r}{hint}"
+            raise AttributeError(text, name=name, obj=self)
+
     def __init__(self, app: Scheduler, function: Callable[P, R], service: Service) -> None:
         functools.update_wrapper(self, function)
         self._app = app
@@ -68,7 +75,14 @@ class TaskFunction(Generic[P, R, T]):
         self.signature = Signature.of(function)
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(f"{service.name} is a generator: a task function returns its result")
-        for parameter in inspect.signature(function).parameters.values():
+        parameters = inspect.signature(function).parameters
+        if (first := next(iter(parameters), None)) in METHOD_PARAMETERS:
+            raise TypeError(
+                f"{service.name} has the parameter {first!r}, which no submit can give: decorate a"
+                " function outside of a class, a staticmethod, or a bound method:"
+                " app.task(Shop().close)"
+            )
+        for parameter in parameters.values():
             if parameter.name in OPTIONS and parameter.kind is not parameter.POSITIONAL_ONLY:
                 raise ValueError(
                     f"{service.name}: the parameter {parameter.name!r} is an option of submit();"
@@ -102,7 +116,19 @@ class TaskFunction(Generic[P, R, T]):
     def request(self, *args: Any, **kwargs: Any) -> Request:
         """Return a request for `submit_many`, with the arguments of `submit`."""
         options = {name: kwargs.pop(name) for name in OPTIONS & kwargs.keys()}
-        return Request(self.name, self.signature.pack(args, kwargs), options)
+        return Request(self.name, self.pack(args, kwargs), options)
+
+    def pack(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+        """Return the payload of a call; the error for an unknown name lists the options."""
+        try:
+            return self.signature.pack(args, kwargs)
+        except TypeError:
+            if not (unknown := self.signature.unknown(kwargs)):
+                raise
+            raise TypeError(
+                f"{self.signature.name}() has no parameter {unknown[0]!r}, and submit() no such"
+                f" option; there are {(*Options.__annotations__,)}"
+            ) from None
 
     @overload
     async def submit(self: Callable[[], Any], **options: Unpack[Options]) -> Task[T]: ...

@@ -200,11 +200,15 @@ def built_in_channels(
         }
         return {**channels, **absent}
     calls = descriptors.within(descriptors.CALLS_SHARE, max_calls)
-    if calls < max_calls:
-        logger.info(
-            "%d calls at once instead of %d: this process may have %d file descriptors",
-            calls, max_calls, descriptors.limit(),
-        )  # fmt: skip
+
+    @functools.cache  # logged once, and only if there is a service to call
+    def log_limit() -> None:
+        if calls < max_calls:
+            logger.info(
+                "%d calls at once instead of %d: this process may have %d file descriptors",
+                calls, max_calls, descriptors.limit(),
+            )  # fmt: skip
+
     lookups = Lookups(
         descriptors.within(descriptors.LOOKUPS_SHARE, MAX_PROMPT_LOOKUPS + MAX_HUNG_LOOKUPS)
     )
@@ -213,10 +217,11 @@ def built_in_channels(
         {protocol: functools.partial(_broker, protocol) for protocol in BROKERS}, targets, now_ms,
         connections=descriptors.within(descriptors.BROKERS_SHARE, MAX_BROKER_CONNECTIONS),
     )  # fmt: skip
-    http = HttpChannel(targets, now_ms, max_calls=calls)
+    http = HttpChannel(targets, now_ms, max_calls=calls, on_check=log_limit)
     grpc = GrpcChannel(
-        targets, now_ms, http.calls, connections=http.connections, tls=tls_files(grpc_tls)
-    )
+        targets, now_ms, http.calls, connections=http.connections, tls=tls_files(grpc_tls),
+        on_check=log_limit,
+    )  # fmt: skip
     return {**channels, **brokers, "http": http, "grpc": grpc}
 
 

@@ -73,8 +73,9 @@ class Binding(NamedTuple):
 class Scheduler(Verbs):
     """Durable tasks: stored before they are acknowledged, run when they are due.
 
-    - `url`: `sqlite:///tasks.db` (three slashes and a path; four for an absolute path), or
-      `postgresql://user@host/database`; or for tests `memory://`, which `stop` empties.
+    - `url`: `sqlite:///tasks.db`, `postgresql://user@host/database`, or for tests `memory://`,
+      which `stop` empties. A path after three slashes is relative to the working directory, one
+      after four is absolute. Its directory must exist.
     - `dispatch=False`: this process submits and queries tasks, and runs none before `run_due`. A
       list of names of task functions: of the functions it has, it runs only these.
     - `clock`: a `ManualClock`, for tests.

@@ -99,7 +99,7 @@ class LocalChannel:
             try:
                 with around(function.hooks, task):
                     args, kwargs = function.signature.unpack(task.body)
-                    return answer_to(await function.call(*args, **kwargs))
+                    return answer_to(await function.call(*args, **kwargs), function.name)
             except (asyncio.CancelledError, KeyboardInterrupt):
                 raise
             except BaseException as error:  # noqa: BLE001
@@ -175,7 +175,7 @@ def call_function(function: TaskFunction[..., Any], task: Task) -> Answer:
     try:
         with around(function.hooks, task):
             args, kwargs = function.signature.unpack(task.body)
-            return answer_to(function.call(*args, **kwargs))
+            return answer_to(function.call(*args, **kwargs), function.name)
     except BaseException as error:  # noqa: BLE001
         return answer_to_exception(error)
 
@@ -201,8 +201,8 @@ def enter_hooks(hooks: Sequence[Hook], task: Task) -> Iterator[None]:
         raise failed
 
 
-def answer_to(value: Any) -> Answer:
-    """Return the answer for a function's return value."""
+def answer_to(value: Any, name: str) -> Answer:
+    """Return the answer for the return value of the function of this name."""
     if value is None:
         return Answer(Event.FINISH)
     if isinstance(value, Snooze):
@@ -212,7 +212,7 @@ def answer_to(value: Any) -> Answer:
     if isinstance(value, Retry):
         after = None if value.after is None else milliseconds("after", value.after)
         return Answer(Event.RETRY, error=str(value.reason) or "Retry", after_ms=after)
-    result = encode(value)
+    result = encode(value, f"the result of {name}(): ")
     if len(result) > MAX_RESULT_BYTES:
         raise ValueError(f"a result may have {MAX_RESULT_BYTES} bytes, this one has {len(result)}")
     return Answer(Event.FINISH, result.decode())

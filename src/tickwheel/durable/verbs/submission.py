@@ -118,7 +118,7 @@ class SubmissionVerbs(Administration):
         if isinstance(target, TaskFunction):
             if self._functions.get(target.name) is not target:
                 raise UnknownService(f"{target!r} belongs to another scheduler")
-            return target.name, target.signature.pack(args, kwargs)
+            return target.name, target.pack(args, kwargs)
         if callable(target):
             raise TypeError(
                 f"the target {target!r:.100} is not a task function: decorate it with @app.task"

@@ -75,6 +75,11 @@ class Signature:
             encode_carefully(named, f"{self.name}(): ")  # its error has the parameter's name
             raise
 
+    def unknown(self, kwargs: Mapping[str, Any]) -> list[str]:
+        """Return those of these names that the function has no parameter for."""
+        known = self._signature.parameters
+        return [] if self._rest[1] else [name for name in kwargs if name not in known]
+
     def unpack(self, body: bytes | str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the positional and the named arguments in the payload `body`, restored.
 

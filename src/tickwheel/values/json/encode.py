@@ -45,8 +45,8 @@ MAX_DEPTH = 200  # nested arrays and objects, in JSON from other processes
 DEPTH_SLICE_BYTES = 65_536  # whose depth is measured at once
 
 
-def encode(value: object) -> bytes:
-    """Return `value` as compact UTF-8 JSON.
+def encode(value: object, owner: str = "") -> bytes:
+    """Return `value` as compact UTF-8 JSON; `owner` begins the message of an error.
 
     - Equal sets give the same bytes.
     - Keys of an object are str; int, UUID and Enum of str become text.
@@ -61,7 +61,7 @@ def encode(value: object) -> bytes:
             return text.encode()
     except (TypeError, ValueError, RecursionError, Misfit):
         pass  # `encode_carefully` finds the place, or a way to encode it
-    return encode_carefully(value)
+    return encode_carefully(value, owner)
 
 
 def decode(body: bytes | str) -> Any:
@@ -124,7 +124,9 @@ class Misfit(Exception):
         self._steps.append(step)
 
     def error(self, owner: str = "") -> Exception:
-        """Return the error for the caller; `owner` names the function of the argument."""
+        """Return the error for the caller; `owner` names what holds the value."""
+        if owner and not self._steps:
+            return self._kind(f"{owner}{self._message}")
         place = ""
         for step in self._steps[:-20:-1]:
             if isinstance(step, str) and step.isidentifier():
@@ -211,7 +213,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def encode_carefully(value: object, owner: str = "") -> bytes:
-    """Encode slowly, with exact errors; `owner` names the function of the argument."""
+    """Encode slowly, with exact errors; `owner` names what holds the value."""
     with errors_for(owner):
         return _ENCODER.encode(_plain(value, set())).encode()
 

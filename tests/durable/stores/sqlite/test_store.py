@@ -349,19 +349,40 @@ asyncio.run(main())
         assert place.address in str(refused.value)
         await store.close()
 
-    async def test_a_directory_that_cannot_be_made_is_unavailable(self, place):
+    async def test_a_path_below_a_file_is_unavailable(self, place):
         Path(place.address).touch()
         store = replace(place, address=f"{place.address}/below/tasks.db").store()
         with pytest.raises(StoreUnavailable, match="below"):
             await store.open()
         await store.close()
 
-    async def test_missing_directories_are_made(self, place):
-        below = replace(place, address=str(Path(place.address).parent / "a" / "b" / "tasks.db"))
-        store = below.store()
-        await store.open()
-        assert Path(below.address).exists()
+    async def test_a_missing_directory_is_unavailable_and_not_made(self, place):
+        directory = Path(place.address).parent / "a" / "b"
+        store = replace(place, address=f"{directory}/tasks.db").store()
+        with pytest.raises(StoreUnavailable, match=f"the directory {directory} does not exist$"):
+            await store.open()
+        assert not directory.parent.exists()
         await store.close()
+
+    async def test_a_relative_path_without_its_directory_shows_the_absolute_form(
+        self, tmp_path, monkeypatch
+    ):
+        monkeypatch.chdir(tmp_path)
+        store = SqliteStore(Path("var/lib/tasks.db"))
+        with pytest.raises(StoreUnavailable) as refused:
+            await store.open()
+        assert f"the directory {tmp_path}/var/lib does not exist" in str(refused.value)
+        assert "sqlite:////var/lib/tasks.db" in str(refused.value)
+        assert not [*tmp_path.iterdir()]
+        await store.close()
+
+    async def test_a_new_file_is_logged_with_its_absolute_path(self, tmp_path, monkeypatch, caplog):
+        monkeypatch.chdir(tmp_path)
+        store = SqliteStore(Path("tasks.db"))
+        with caplog.at_level("INFO", "tickwheel"):
+            await store.open()
+        await store.close()
+        assert f"there was no store at {tmp_path}/tasks.db: a new one was made" in caplog.text
 
     async def test_a_file_that_was_moved_away_is_unavailable(self, store):
         (kept,) = await stored(store, task(store))

@@ -62,7 +62,9 @@ class GrpcChannel:
         connections: OpenConnections | None = None,
         tls: TlsFiles | None = None,
         stopwatch: Clock | None = None,
+        on_check: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_check = on_check
         self.latencies: defaultdict[str, Histogram] = defaultdict(Histogram)
         self.trace: Tracer | None = None
         self._targets = targets
@@ -90,6 +92,7 @@ class GrpcChannel:
         check_metadata(service)
         refuse_message_options(service)
         self._load()
+        self._on_check()
 
     async def send(
         self, task: Task, service: Service, may_send: Callable[[], bool] = lambda: True

@@ -69,6 +69,7 @@ class HttpChannel:
       this host may be wrong.
     - At most `max_calls` calls are under way and as many connections open, idle ones included; no
       service holds more than it leaves for the others. The channel for gRPC shares both limits.
+    - `on_check()` is called for each service that may be called.
     """
 
     remote = True
@@ -81,7 +82,9 @@ class HttpChannel:
         max_calls: int = MAX_CALLS,
         stopwatch: Clock | None = None,
         pool: Pool | None = None,
+        on_check: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_check = on_check
         self.calls = Semaphore(max_calls, fair=True)
         self.connections = OpenConnections(max_calls)
         self.latencies: defaultdict[str, Histogram] = defaultdict(Histogram)
@@ -106,6 +109,7 @@ class HttpChannel:
         self._targets.check_endpoint(service.endpoint)
         check_secrets(service)
         refuse_message_options(service)
+        self._on_check()
 
     async def send(
         self, task: Task, service: Service, may_send: Callable[[], bool] = lambda: True

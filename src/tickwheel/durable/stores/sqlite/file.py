@@ -30,6 +30,7 @@ from tickwheel.durable.stores.sqlite.connection import (
 from tickwheel.durable.stores.sqlite.schema import check, is_older, migrate, version
 from tickwheel.durable.stores.sqlite.writer import Checkpointer, Reader, Writer
 from tickwheel.errors import StoreUnavailable, TickwheelError, WrongStore
+from tickwheel.values.store_url import sqlite_url
 
 try:
     import fcntl
@@ -97,7 +98,7 @@ class SqliteFile:
         made = await asyncio.to_thread(self._make)
         await asyncio.to_thread(self._prepare, new=made)
         if made:
-            logger.info("there was no store at %s: a new one was made", self.path)
+            logger.info("there was no store at %s: a new one was made", self.path.absolute())
         self._start()
 
     async def close(self) -> None:
@@ -319,22 +320,32 @@ class SqliteFile:
         """Create the file if there is none, readable by its owner only; return whether there was
         none.
 
-        It holds payloads and secrets. SQLite gives the files next to it the same mode. The mode of
-        an existing file stays.
+        Its directory must exist: a mistaken path would make a second store, whose tasks no process
+        runs. The file holds payloads and secrets. SQLite gives the files next to it the same mode.
+        The mode of an existing file stays.
         """
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreUnavailable(f"SQLite database {self.path}: {error}") from error
         if self.path.is_dir():
             raise StoreUnavailable(f"SQLite database {self.path} is a directory: name a file in it")
         try:
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         except FileExistsError:
             return False
+        except FileNotFoundError as error:
+            reason = self._describe_missing_directory()
+            raise StoreUnavailable(f"SQLite database {self.path}: {reason}") from error
         except OSError as error:
             raise StoreUnavailable(f"SQLite database {self.path}: {error.strerror}") from error
         return True
+
+    def _describe_missing_directory(self) -> str:
+        """Return that the file's directory is missing, and how an absolute path is written."""
+        reason = f"the directory {self.path.parent.absolute()} does not exist"
+        if self.path.is_absolute():
+            return reason
+        return (
+            f"{reason}; this path is relative to the working directory, an absolute one has a"
+            f" fourth slash: {sqlite_url('/' / self.path)}"
+        )
 
     def _prepare(self, *, new: bool = False) -> None:
         """Check and migrate the file."""
