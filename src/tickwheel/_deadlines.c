@@ -35,7 +35,7 @@ typedef struct {
     PyObject *weakrefs;
 } Deadlines;
 
-static PyObject *str_time_ns, *str_wake_driver, *str_report_error, *str_report_slow, *str_execute;
+static PyObject *str_time_ns, *str_wake_driver, *str_report_error, *str_report_slow, *str_execute, *str_refuse;
 
 static int ask_clock(Deadlines *d, int64_t *ns)
 {
@@ -306,6 +306,8 @@ static int run_one(Deadlines *d, EntryObject *handle, int64_t *started)
     PyObject *item = Py_NewRef(handle->item), *answer;
     if (d->indirect) answer = PyObject_CallMethodOneArg((PyObject *)d, str_execute, (PyObject *)handle);
     else answer = invoke(item);
+    if (UNLIKELY(answer && !d->indirect && PyCoro_CheckExact(answer)))
+        Py_SETREF(answer, PyObject_CallMethodObjArgs((PyObject *)d, str_refuse, answer, handle, NULL));
     int failed = answer == NULL ? report(d, handle) : 0;
     int64_t ended = system_ns();
     if (UNLIKELY(ended - *started > SLOW_NS) && !failed) failed = report_slow(d, handle, ended - *started);
@@ -646,7 +648,8 @@ int deadlines_exec(PyObject *module)
     str_report_error = PyUnicode_InternFromString("_report_error");
     str_report_slow = PyUnicode_InternFromString("_report_slow");
     str_execute = PyUnicode_InternFromString("_execute");
-    if (!str_time_ns || !str_wake_driver || !str_report_error || !str_report_slow || !str_execute) return -1;
+    str_refuse = PyUnicode_InternFromString("_refuse_coroutine");
+    if (!str_refuse || !str_time_ns || !str_wake_driver || !str_report_error || !str_report_slow || !str_execute) return -1;
     if (PyType_Ready(&Call_Type) < 0) return -1;
     return PyModule_AddType(module, &Handle_Type) < 0 || PyModule_AddType(module, &Deadlines_Type) < 0 ? -1 : 0;
 }

@@ -3,11 +3,12 @@
 It has no thread and never sleeps. A driver does that: `Timer` with a thread, `AsyncTimer` with an
 event loop. The native twin in _deadlines.c behaves identically.
 
-A driver overrides four methods:
+A driver overrides five methods:
 
 - `_wake_driver` is called if a callback is due before the driver's sleep ends.
 - `_report_error` is called with the error that a callback raised.
 - `_report_slow` is called if a callback took long.
+- `_refuse_coroutine` is called if a callback returned a coroutine, and raises what is reported.
 - `_execute` is called instead of the callback after `_set_indirect(True)`.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.arguments import MAX_TIME, SECOND, check_callback, nanoseconds
@@ -273,8 +275,8 @@ class Deadlines:
         try:
             if elsewhere:
                 elsewhere = self._execute(handle)
-            else:
-                handle._invoke()
+            elif isinstance(answer := handle._invoke(), CoroutineType):
+                self._refuse_coroutine(answer, handle)
         except BaseException as error:
             elsewhere = False
             if not isinstance(error, Exception):
@@ -383,6 +385,9 @@ class Deadlines:
 
     def _report_slow(self, handle: Handle, seconds: float) -> None:
         """Handle a callback that blocked the driver for `seconds`."""
+
+    def _refuse_coroutine(self, answer: CoroutineType[Any, Any, Any], handle: Handle) -> None:
+        """Raise an error about a callback that returned a coroutine."""
 
     def _execute(self, handle: Handle) -> bool:
         """Run `handle` in another way; return True if it continues and finishes elsewhere."""
