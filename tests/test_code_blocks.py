@@ -60,7 +60,10 @@ NOT_RUN = {
         "$ make dist": "tools/dist runs it",
         "$ pip install 'tickwheel[server]'": "the package is not published yet",
     },
-    "docs/how-to/durable-observe.md": {"$ tickwheel worker": OPTIONS},
+    "docs/how-to/durable-observe.md": {
+        "$ tickwheel dashboard": OPTIONS,
+        "$ tickwheel worker": OPTIONS,
+    },
     "docs/how-to/durable-processes.md": {
         "$ tickwheel worker shop:app worker": OPTIONS,
         "$ tickwheel worker shop:app --only": OPTIONS,
