@@ -27,7 +27,7 @@ from tickwheel.wheel import Wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Self
+    from typing import Never, Self
 
 SLOW_NS = SECOND // 10  # a callback that takes longer is reported
 AWAKE = -1
@@ -135,14 +135,22 @@ class Deadlines:
         """Return the time of its clock, in seconds."""
         return self._clock.time_ns() / SECOND
 
-    def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> Handle:
+    def call_later(
+        self, delay: float, callback: Callable[..., object], /, *args: Any, **keywords: Never
+    ) -> Handle:
         """Call `callback(*args)` in `delay` seconds; a negative delay means now. O(1)."""
+        if keywords:
+            self._refuse_keywords("call_later")
         check_callback(callback)
         span = nanoseconds("delay", delay, negative=True)
         return self._call_at(self._due_time(span, delay), callback, args)
 
-    def call_at(self, when: float, callback: Callable[..., object], /, *args: Any) -> Handle:
-        """Call `callback(*args)` at `when` of `time()`; a time in the past means now. O(1)."""
+    def call_at(
+        self, when: float, callback: Callable[..., object], /, *args: Any, **keywords: Never
+    ) -> Handle:
+        """Call `callback(*args)` at `when` of `time()`, not `time.time()`; now if past. O(1)."""
+        if keywords:
+            self._refuse_keywords("call_at")
         check_callback(callback)
         moment = nanoseconds("when", when, negative=True)
         return self._call_at(self._not_past(moment, self._now()), callback, args)
@@ -151,6 +159,10 @@ class Deadlines:
         """Return the snapshot of its wheel, with times in nanoseconds."""
         with self._lock:
             return self._wheel.snapshot()
+
+    def _refuse_keywords(self, verb: str) -> None:
+        name = f"{type(self).__name__}.{verb}()"
+        raise TypeError(f"{name} takes no keyword arguments: use functools.partial")
 
     def _call_at(self, when: int, callback: Callable[..., object], args: tuple[Any, ...]) -> Handle:
         handle: Handle = object.__new__(Handle)
