@@ -34,9 +34,9 @@ def open_shop(path):
 def first_shop(path):
     """Take two orders, then kill this process."""
     app, expire = open_shop(path)
-    with app.blocking() as shop:
-        shop.submit(expire, "o-1", delay=0.5, key="order:o-1")
-        shop.submit(expire, "o-2", delay=1800, key="order:o-2")
+    with app.blocking():
+        expire.submit_sync("o-1", delay=0.5, key="order:o-1")
+        expire.submit_sync("o-2", delay=1800, key="order:o-2")
         print("two orders are stored", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 

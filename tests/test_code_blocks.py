@@ -32,6 +32,7 @@ RUN = {
     "docs/how-to/durable-observe.md": ("durable/test_hooks.py", 5),
     "docs/how-to/durable-processes.md": ("durable/test_docs.py", 1),
     "docs/how-to/durable-retry.md": ("durable/test_docs.py", 1),
+    "docs/how-to/durable-schedules.md": ("durable/test_docs.py", 2),
     "docs/how-to/durable-test-without-sleeping.md": ("durable/test_docs.py", 1),
     "docs/how-to/durable-web-frameworks.md": ("durable/test_forks.py", 10),
     "docs/how-to/durable-your-transaction.md": ("durable/test_docs.py", 4),
@@ -60,7 +61,10 @@ NOT_RUN = {
         "$ make dist": "tools/dist runs it",
         "$ pip install 'tickwheel[server]'": "the package is not published yet",
     },
-    "docs/how-to/durable-observe.md": {"$ tickwheel worker": OPTIONS},
+    "docs/how-to/durable-observe.md": {
+        "$ tickwheel dashboard": OPTIONS,
+        "$ tickwheel worker": OPTIONS,
+    },
     "docs/how-to/durable-processes.md": {
         "$ tickwheel worker shop:app worker": OPTIONS,
         "$ tickwheel worker shop:app --only": OPTIONS,

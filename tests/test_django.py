@@ -21,6 +21,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "durable-web-frameworks.m
 RECIPES = dict(
     re.findall(r"^`([\w./]+)`\n\n```py\n(.*?)```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 )
+SCHEDULES = PAGE.with_name("durable-schedules.md")
+COMMAND = "orders/management/commands/put_schedules.py"
 LONG = 60
 FILES = {
     "manage.py": """
@@ -263,6 +265,20 @@ print(len(scheduler.started().list(final=False).items))
 """
     assert project.script(within) == "1 0\n1\n"
     assert "OK" in project.run("manage.py", "test", "--noinput")
+
+
+def test_the_command_puts_the_schedule_and_runs_no_task(project):
+    path = project.path / COMMAND
+    path.parent.mkdir(parents=True)
+    path.write_text(
+        SCHEDULES.read_text("utf-8").split(f"`{COMMAND}`\n\n```py\n")[1].split("```")[0]
+    )
+    for _ in range(2):
+        assert project.run("manage.py", "put_schedules") == ""
+    store = f"sqlite:///{project.path}/tickwheel.db"
+    with Scheduler(store, dispatch=False).blocking() as b:
+        assert [schedule.name for schedule in b.schedules()] == ["sweep"]
+        assert b.list(final=None).items == []
 
 
 def test_tests_of_views_and_the_recipe_leave_no_trace(project):

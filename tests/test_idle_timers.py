@@ -32,6 +32,12 @@ def timer(clock):
 
 
 class TestOnATimer:
+    def test_anything_else_than_a_timer_is_refused(self, batches):
+        with pytest.raises(
+            TypeError, match=r"timer must be a Timer or an AsyncTimer, got 5 \(int\)"
+        ):
+            IdleTracker(30, batches, timer=5)
+
     def test_it_runs_by_itself_and_stops_its_timer_when_it_is_empty(self, timer, clock, batches):
         idle = IdleTracker(30, batches, timer=timer)
         assert len(timer) == 0

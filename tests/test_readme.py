@@ -32,6 +32,13 @@ def test_the_code_of_a_page_prints_its_comments(page, capsys, tmp_path, monkeypa
     assert capsys.readouterr().out.splitlines() == PRINTED.findall(code)
 
 
+def test_submits_on_the_pages_are_in_the_form_that_type_checkers_check():
+    unchecked = re.compile(r"\b(?:app|b|shop|tasks)\.submit\([a-z]")
+    for page in PAGES:
+        code = "".join(code for _, code in FENCED.findall(page.read_text("utf-8")))
+        assert not unchecked.search(code), page
+
+
 @pytest.mark.parametrize("readme", [README, CHINESE], ids=["en", "zh"])
 def test_a_readme_begins_with_how_to_install_and_soon_shows_code_that_runs(readme):
     lines = readme.splitlines(keepends=True)

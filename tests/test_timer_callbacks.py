@@ -1,5 +1,6 @@
 """Timer: callbacks that raise, that take long, and that run on an executor."""
 
+import gc
 import logging
 import threading
 import time
@@ -63,6 +64,32 @@ class TestErrors:
         assert "broken" in record.getMessage()
         assert "no such thing" in caplog.text
         assert "Traceback" in caplog.text
+
+    @pytest.mark.parametrize("verb", ["call_later", "call_every"])
+    @pytest.mark.parametrize("threads", [False, True])
+    def test_a_coroutine_is_closed_and_reported(self, clock, caplog, recwarn, verb, threads):
+        async def never():
+            raise AssertionError("a Timer runs no coroutine")
+
+        reports = []
+        pool = ThreadPoolExecutor(1) if threads else None
+        timer = Timer(executor=pool, clock=clock, on_error=lambda *args: reports.append(args))
+        handle = getattr(timer, verb)(1, never)
+        clock.advance(1)
+        ((error, about),) = reports
+        assert about is handle
+        assert str(error) == f"callback {never!r} returned a coroutine: use AsyncTimer"
+        assert handle.state == ("done" if verb == "call_later" else "pending")
+        timer.close()
+        with Timer(clock=clock, executor=pool) as timer:
+            timer.call_later(1, never)
+            clock.advance(1)
+        assert "never" in caplog.text
+        assert "use AsyncTimer" in caplog.text
+        if pool:
+            pool.shutdown()
+        gc.collect()
+        assert not recwarn.list
 
     def test_an_on_error_that_raises_is_logged_and_the_others_run(self, clock, caplog):
         seen = []

@@ -35,7 +35,7 @@ typedef struct {
     PyObject *weakrefs;
 } Deadlines;
 
-static PyObject *str_time_ns, *str_wake_driver, *str_report_error, *str_report_slow, *str_execute;
+static PyObject *str_time_ns, *str_wake_driver, *str_report_error, *str_report_slow, *str_execute, *str_refuse;
 
 static int ask_clock(Deadlines *d, int64_t *ns)
 {
@@ -188,7 +188,8 @@ static PyObject *call_at_ns(Deadlines *d, int64_t now, int64_t when, PyObject *c
     return (PyObject *)handle;
 }
 
-static int check_call(const char *function, const char *time, PyObject *const *args, Py_ssize_t nargs)
+static int check_call(PyObject *self, const char *function, const char *time, PyObject *const *args, Py_ssize_t nargs,
+                      PyObject *keywords)
 {
     if (UNLIKELY(nargs == 1))
         PyErr_Format(PyExc_TypeError, "Deadlines.%s() missing 1 required positional argument: 'callback'", function);
@@ -196,6 +197,12 @@ static int check_call(const char *function, const char *time, PyObject *const *a
         PyErr_Format(PyExc_TypeError, "Deadlines.%s() missing 2 required positional arguments: '%s' and 'callback'",
                      function, time);
     if (UNLIKELY(nargs < 2)) return -1;
+    if (UNLIKELY(keywords && PyTuple_GET_SIZE(keywords))) {
+        PyObject *type = PyType_GetName(Py_TYPE(self));
+        if (type) PyErr_Format(PyExc_TypeError, "%U.%s() takes no keyword arguments: use functools.partial", type, function);
+        Py_XDECREF(type);
+        return -1;
+    }
     if (UNLIKELY(!PyCallable_Check(args[1]))) {
         PyObject *type = PyType_GetName(Py_TYPE(args[1]));
         if (type) refuse(PyExc_TypeError, "callback must be callable, got %.100R (%U)", args[1], type);
@@ -224,18 +231,20 @@ static int due_time(const Deadlines *d, int64_t now, int64_t delay, PyObject *gi
     return 0;
 }
 
-static PyObject *Deadlines_call_later(Deadlines *d, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *Deadlines_call_later(Deadlines *d, PyObject *const *args, Py_ssize_t nargs, PyObject *keywords)
 {
     int64_t delay, now, when;
-    if (check_call("call_later", "delay", args, nargs) < 0 || as_ns("delay", args[0], &delay) < 0) return NULL;
+    if (check_call((PyObject *)d, "call_later", "delay", args, nargs, keywords) < 0) return NULL;
+    if (as_ns("delay", args[0], &delay) < 0) return NULL;
     if (read_clock(d, &now) < 0 || due_time(d, now, delay, args[0], &when) < 0) return NULL;
     return call_at_ns(d, now, when, args + 1, nargs - 1);
 }
 
-static PyObject *Deadlines_call_at(Deadlines *d, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *Deadlines_call_at(Deadlines *d, PyObject *const *args, Py_ssize_t nargs, PyObject *keywords)
 {
     int64_t now, when;
-    if (check_call("call_at", "when", args, nargs) < 0 || as_ns("when", args[0], &when) < 0) return NULL;
+    if (check_call((PyObject *)d, "call_at", "when", args, nargs, keywords) < 0) return NULL;
+    if (as_ns("when", args[0], &when) < 0) return NULL;
     if (read_clock(d, &now) < 0) return NULL;
     return call_at_ns(d, now, not_past(d, when, now), args + 1, nargs - 1);
 }
@@ -306,6 +315,8 @@ static int run_one(Deadlines *d, EntryObject *handle, int64_t *started)
     PyObject *item = Py_NewRef(handle->item), *answer;
     if (d->indirect) answer = PyObject_CallMethodOneArg((PyObject *)d, str_execute, (PyObject *)handle);
     else answer = invoke(item);
+    if (UNLIKELY(answer && !d->indirect && PyCoro_CheckExact(answer)))
+        Py_SETREF(answer, PyObject_CallMethodObjArgs((PyObject *)d, str_refuse, answer, handle, NULL));
     int failed = answer == NULL ? report(d, handle) : 0;
     int64_t ended = system_ns();
     if (UNLIKELY(ended - *started > SLOW_NS) && !failed) failed = report_slow(d, handle, ended - *started);
@@ -601,10 +612,10 @@ PyTypeObject Handle_Type = {
 };
 
 static PyMethodDef Deadlines_methods[] = {
-    {"call_later", (PyCFunction)(void (*)(void))Deadlines_call_later, METH_FASTCALL,
+    {"call_later", (PyCFunction)(void (*)(void))Deadlines_call_later, METH_FASTCALL | METH_KEYWORDS,
      "call_later($self, delay, callback, /, *args)\n--\n\nCall `callback(*args)` in `delay` seconds; a negative delay means now. O(1)."},
-    {"call_at", (PyCFunction)(void (*)(void))Deadlines_call_at, METH_FASTCALL,
-     "call_at($self, when, callback, /, *args)\n--\n\nCall `callback(*args)` at `when` of `time()`; a time in the past means now. O(1)."},
+    {"call_at", (PyCFunction)(void (*)(void))Deadlines_call_at, METH_FASTCALL | METH_KEYWORDS,
+     "call_at($self, when, callback, /, *args)\n--\n\nCall `callback(*args)` at `when` of `time()`, not `time.time()`; now if past. O(1)."},
     {"time", (PyCFunction)Deadlines_time, METH_NOARGS, "time($self, /)\n--\n\nReturn the time of its clock, in seconds."},
     {"snapshot", (PyCFunction)Deadlines_snapshot, METH_NOARGS,
      "snapshot($self, /)\n--\n\nReturn the snapshot of its wheel, with times in nanoseconds."},
@@ -646,7 +657,8 @@ int deadlines_exec(PyObject *module)
     str_report_error = PyUnicode_InternFromString("_report_error");
     str_report_slow = PyUnicode_InternFromString("_report_slow");
     str_execute = PyUnicode_InternFromString("_execute");
-    if (!str_time_ns || !str_wake_driver || !str_report_error || !str_report_slow || !str_execute) return -1;
+    str_refuse = PyUnicode_InternFromString("_refuse_coroutine");
+    if (!str_refuse || !str_time_ns || !str_wake_driver || !str_report_error || !str_report_slow || !str_execute) return -1;
     if (PyType_Ready(&Call_Type) < 0) return -1;
     return PyModule_AddType(module, &Handle_Type) < 0 || PyModule_AddType(module, &Deadlines_Type) < 0 ? -1 : 0;
 }

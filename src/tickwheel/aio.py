@@ -41,6 +41,8 @@ class AsyncTimer(Deadlines):
     - Leaving `async with` stops it and cancels the coroutines that it has started.
     """
 
+    _runs_coroutines = True
+
     def __init__(
         self,
         tick: float = 0.001,

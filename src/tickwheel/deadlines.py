@@ -3,11 +3,12 @@
 It has no thread and never sleeps. A driver does that: `Timer` with a thread, `AsyncTimer` with an
 event loop. The native twin in _deadlines.c behaves identically.
 
-A driver overrides four methods:
+A driver overrides five methods:
 
 - `_wake_driver` is called if a callback is due before the driver's sleep ends.
 - `_report_error` is called with the error that a callback raised.
 - `_report_slow` is called if a callback took long.
+- `_refuse_coroutine` is called if a callback returned a coroutine, and raises what is reported.
 - `_execute` is called instead of the callback after `_set_indirect(True)`.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.arguments import MAX_TIME, SECOND, check_callback, nanoseconds
@@ -25,7 +27,7 @@ from tickwheel.wheel import Wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Self
+    from typing import Never, Self
 
 SLOW_NS = SECOND // 10  # a callback that takes longer is reported
 AWAKE = -1
@@ -133,14 +135,22 @@ class Deadlines:
         """Return the time of its clock, in seconds."""
         return self._clock.time_ns() / SECOND
 
-    def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> Handle:
+    def call_later(
+        self, delay: float, callback: Callable[..., object], /, *args: Any, **keywords: Never
+    ) -> Handle:
         """Call `callback(*args)` in `delay` seconds; a negative delay means now. O(1)."""
+        if keywords:
+            self._refuse_keywords("call_later")
         check_callback(callback)
         span = nanoseconds("delay", delay, negative=True)
         return self._call_at(self._due_time(span, delay), callback, args)
 
-    def call_at(self, when: float, callback: Callable[..., object], /, *args: Any) -> Handle:
-        """Call `callback(*args)` at `when` of `time()`; a time in the past means now. O(1)."""
+    def call_at(
+        self, when: float, callback: Callable[..., object], /, *args: Any, **keywords: Never
+    ) -> Handle:
+        """Call `callback(*args)` at `when` of `time()`, not `time.time()`; now if past. O(1)."""
+        if keywords:
+            self._refuse_keywords("call_at")
         check_callback(callback)
         moment = nanoseconds("when", when, negative=True)
         return self._call_at(self._not_past(moment, self._now()), callback, args)
@@ -149,6 +159,10 @@ class Deadlines:
         """Return the snapshot of its wheel, with times in nanoseconds."""
         with self._lock:
             return self._wheel.snapshot()
+
+    def _refuse_keywords(self, verb: str) -> None:
+        name = f"{type(self).__name__}.{verb}()"
+        raise TypeError(f"{name} takes no keyword arguments: use functools.partial")
 
     def _call_at(self, when: int, callback: Callable[..., object], args: tuple[Any, ...]) -> Handle:
         handle: Handle = object.__new__(Handle)
@@ -273,8 +287,8 @@ class Deadlines:
         try:
             if elsewhere:
                 elsewhere = self._execute(handle)
-            else:
-                handle._invoke()
+            elif isinstance(answer := handle._invoke(), CoroutineType):
+                self._refuse_coroutine(answer, handle)
         except BaseException as error:
             elsewhere = False
             if not isinstance(error, Exception):
@@ -383,6 +397,9 @@ class Deadlines:
 
     def _report_slow(self, handle: Handle, seconds: float) -> None:
         """Handle a callback that blocked the driver for `seconds`."""
+
+    def _refuse_coroutine(self, answer: CoroutineType[Any, Any, Any], handle: Handle) -> None:
+        """Raise an error about a callback that returned a coroutine."""
 
     def _execute(self, handle: Handle) -> bool:
         """Run `handle` in another way; return True if it continues and finishes elsewhere."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 class RepeatingTimer(Protocol):
     """The interface that a repetition needs of its timer."""
 
+    _runs_coroutines: bool
     _everies: set[Every]
     _everies_lock: threading.RLock  # so that `close` finds each repetition with its handle
 
@@ -129,8 +130,11 @@ class Every:
         self._callback = None
         self._args = ()
 
-    def _fire(self) -> Coroutine[Any, Any, None] | None:
-        """Run the callback, and schedule the next firing even if it raises."""
+    def _fire(self) -> Coroutine[Any, Any, object] | None:
+        """Run the callback, and schedule the next firing even if it raises.
+
+        Return a coroutine to the timer, which runs it or refuses it.
+        """
         if self._callback is None:
             return None
         self._running = True
@@ -138,6 +142,8 @@ class Every:
         try:
             answer = self._callback(*self._args)
             if isinstance(answer, CoroutineType):
+                if not self._timer._runs_coroutines:
+                    return answer
                 ended = False
                 return self._finish(answer)
         finally:

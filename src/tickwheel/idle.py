@@ -58,6 +58,9 @@ class IdleTracker(IdleRing):
             raise ValueError(f"timeout must be more than 0 seconds, got {timeout!r:.100}")
         if not step:
             raise ValueError(f"tick must be at least 1e-09 seconds, got {tick!r:.100}")
+        if timer is not None and not hasattr(timer, "_time_source"):
+            kind = type(timer).__name__
+            raise TypeError(f"timer must be a Timer or an AsyncTimer, got {timer!r:.100} ({kind})")
         clock = None if timer is None else timer._time_source
         super().__init__(span, step, clock, timer is None)
         self._on_idle = on_idle

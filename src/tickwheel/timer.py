@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import weakref
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tickwheel.arguments import SECOND, nanoseconds
@@ -47,6 +48,7 @@ class Timer(Deadlines):
     - A callback is never early, and at most one `tick` late, as far as the machine allows;
       `stats()` shows the lateness.
     - Any thread may schedule and cancel. A callback may call any method, including `close`.
+    - A callback is a plain function; `AsyncTimer` runs coroutine functions.
     - An exception of a callback goes to `on_error(exception, handle)`, or to the logger
       `tickwheel`.
     - `executor` runs the callbacks instead of the thread.
@@ -54,6 +56,8 @@ class Timer(Deadlines):
 
     Cost: schedule, cancel and reschedule O(1); no wake-up unless a bucket is due.
     """
+
+    _runs_coroutines = False
 
     def __init__(
         self,
@@ -213,6 +217,11 @@ class Timer(Deadlines):
             seconds,
         )
 
+    def _refuse_coroutine(self, answer: CoroutineType[Any, Any, Any], handle: Handle) -> None:
+        answer.close()  # otherwise Python warns, and names this file
+        callback = user_handle(handle).callback
+        raise TypeError(f"callback {callback!r:.200} returned a coroutine: use AsyncTimer")
+
     def _execute(self, handle: Handle) -> bool:
         assert self._executor is not None
         try:
@@ -227,7 +236,8 @@ class Timer(Deadlines):
 
     def _run_elsewhere(self, handle: Handle) -> None:
         try:
-            handle._invoke()
+            if isinstance(answer := handle._invoke(), CoroutineType):
+                self._refuse_coroutine(answer, handle)
         except KeyboardInterrupt:
             interrupt_main()
         except BaseException as error:  # noqa: BLE001

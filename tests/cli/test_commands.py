@@ -253,6 +253,19 @@ def test_a_lost_verdict_is_exit_code_4(run, client):
     assert (ran.code, ran.out) == (4, f"{ID} not cancelled: it is running\n")
 
 
+def test_a_key_that_no_waiting_task_has_is_exit_code_3(run, client):
+    client.answers["cancel_where"] = 0
+    ran = run("cancel", "--key", "k", "--json")
+    assert (ran.code, ran.json) == (3, {"cancelled": 0})
+    problem = {"code": "unknown_task", "detail": "no task that waits has the key 'k'"}
+    assert json.loads(ran.err) == problem
+    ran = run("cancel", "--key", "k", "--table")
+    assert (ran.code, ran.out) == (3, "cancelled 0\n")
+    assert ran.err.startswith("error: no task that waits has the key 'k' (")
+    assert "--server" in ran.err
+    assert run("cancel", "--service", "s", "--yes").code == 0
+
+
 def test_cancelling_all_tasks_of_a_service_needs_yes(run, client):
     ran = run("cancel", "--service", "s")
     assert ran.code == 2

@@ -212,6 +212,13 @@ def test_an_option_before_the_command_gets_a_hint(run):
     assert ran.err.count("\n") == 1
 
 
+def test_a_store_given_to_a_command_that_asks_a_server_gets_a_hint(run):
+    ran = run("cancel", "--key", "k", "--store", "sqlite:///jobs.db")
+    assert ran.code == exit_codes.USAGE
+    assert "start 'tickwheel dashboard --store URL'" in ran.err
+    assert "tickwheel dashboard" not in run("lab", "--store", "sqlite:///jobs.db").err
+
+
 @pytest.mark.parametrize(
     ("more", "red"),
     [({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False),

@@ -5,6 +5,7 @@ import asyncio
 import dataclasses
 import inspect
 import re
+import sys
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -256,6 +257,18 @@ def test_a_second_submit_with_the_same_idempotency_key_returns_the_first_task(tm
             assert len((await app.list()).items) == 1
 
     asyncio.run(example())
+
+
+def test_the_script_of_a_deployment_puts_the_schedule_and_runs_no_task(tmp_path, monkeypatch):
+    page = (DOCS / "how-to" / "durable-schedules.md").read_text("utf-8")
+    code = CODE.findall(page)[0]
+    monkeypatch.chdir(tmp_path)
+    app, expire = scheduler_of_orders("sqlite:///tasks.db")
+    monkeypatch.setitem(sys.modules, "shop", SimpleNamespace(app=app, expire=expire))
+    exec(code, {})
+    assert app.dispatch is False
+    with Scheduler("sqlite:///tasks.db", dispatch=False).blocking() as b:
+        assert [schedule.name for schedule in b.schedules()] == ["sweep"]
 
 
 def test_alembic_leaves_the_tables_of_tickwheel_alone_with_the_filter_that_is_shown(postgres_url):

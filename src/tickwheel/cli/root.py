@@ -167,6 +167,13 @@ def unknown_option_hint(error: click.NoSuchOption) -> str:
         return ""
     if isinstance(error.ctx.command, Root):
         return f" Options go after the command: tickwheel COMMAND {error.option_name} …"
+    if error.option_name == "--store" and any(
+        one.name == "server" for one in error.ctx.command.params
+    ):
+        return (
+            " This command asks a server: start 'tickwheel dashboard --store URL', and pass its"
+            " address with --server"
+        )
     return f" (try '{error.ctx.command_path} --help')"
 
 

@@ -12,6 +12,7 @@ from tickwheel.cli import exit_codes, terminal
 from tickwheel.cli.output import Output, examples, format_duration, to_plain, with_output
 from tickwheel.cli.remote import iterate_pages, page_options, service_names, with_client
 from tickwheel.cli.types import DURATION, MOMENT, PAYLOAD
+from tickwheel.errors import UnknownTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -198,8 +199,9 @@ def cancel(
 ) -> int:
     """Cancel tasks by id, key, service or tag.
 
-    A task that runs or has ended is not cancelled: for an id the exit code is then 4. Cancelling
-    all tasks of a service or with a tag asks for confirmation; without a terminal it needs --yes.
+    A task that runs or has ended is not cancelled: for an id the exit code is then 4. If no task
+    that waits has the key, it is 3. Cancelling all tasks of a service or with a tag asks for
+    confirmation; without a terminal it needs --yes.
     """
     which = given_filters(asked)
     if task_ids:
@@ -216,6 +218,11 @@ def cancel(
             return exit_codes.OTHER
     count = client.cancel_where(**which)
     out.result({"cancelled": count}, f"cancelled {count:,}")
+    if "key" in which and not count:  # it may be the wrong server
+        error = UnknownTask(f"no task that waits has the key {which['key']!r:.100}")
+        error.add_note("--server or TICKWHEEL_SERVER names another server")
+        terminal.print_error(error, as_json=out.as_json)
+        return exit_codes.NOT_FOUND
     return exit_codes.OK
 
 

@@ -112,7 +112,7 @@ class ScheduleVerbs(SubmissionVerbs):
         node.schedules_changed()
 
     async def firings(self, name: str, limit: int = 10) -> list[int]:
-        """Return the times of the next firings of a schedule, in milliseconds."""
+        """Return the times of the next firings of a schedule, in milliseconds since 1970."""
         bounded("limit", limit, 1, 100)
         schedule = await self.get_schedule(name)
         times: list[int] = []
