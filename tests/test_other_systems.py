@@ -138,6 +138,7 @@ def test_durable_tasks_run_on_sqlite(tmp_path, system, folder):
         with app.blocking() as b:
             print(b.wait(b.submit("double", [21]).id, timeout=30).result)
     """
+    (tmp_path / folder).mkdir()
     ended = run_on(system, code, str(tmp_path / folder / "tasks.db"))
     assert ended.stdout.split() == ["42"], ended.stderr
     warned = "this system has no file locks: let only one process dispatch from" in ended.stderr

@@ -278,6 +278,7 @@ class TestTasks:
         confirm(page, "Cancel 3 tasks")
         told(page, "Cancel: 3 tasks")
         page.go("backlog?tag=bulk&service=off&state=cancelled")
+        expect(page.locator("tbody tr")).to_have_count(5)
         for box in page.get_by_label("Select the task").all()[:2]:
             box.check()
         press(page, "Replay 2")
