@@ -235,6 +235,26 @@ class TestDelete:
             await stage.settle()
             await app.delete_service("s")
 
+    async def test_a_deleted_service_leaves_nothing_in_memory(self, stage):
+        (app, callee), (other, _) = calling(stage), calling(stage, dispatch=False)
+        async with app, other:
+            for name in ("waits", "pending"):
+                await app.put_service(name, endpoint=URL)
+            await app.put_service("waits", endpoint=URL, enabled=False)
+            tasks = [await app.submit("waits"), await app.submit("pending", delay=20)]
+            await stage.advance(1)
+            for task in tasks:  # its node hears of a cancel elsewhere only from a claim
+                await other.cancel(task.id)
+            assert (await app.stats())["held"] == 2
+            for name in ("waits", "pending"):
+                await other.delete_service(name)
+            await stage.advance(1)
+            assert (await app.stats())["held"] == 1
+            await stage.advance(20)
+            assert (await app.stats())["held"] == 0
+            assert app.node.horizon._queues == {}
+        assert callee.calls == []
+
     async def test_deleting_an_unknown_service_is_an_error(self, stage):
         app, _ = calling(stage)
         async with app:

@@ -36,8 +36,9 @@ class HorizonMachine(RuleBasedStateMachine):
         self.now = 1_000_000
         self.running = set()
         self.added = []
+        self.known = {*SERVICES}
         self.horizon = Horizon(
-            lambda: self.now, self.running, self.added.append, length_ms=100, cap=CAP
+            lambda: self.now, self.running, self.known, self.added.append, length_ms=100, cap=CAP
         )
         make = Ids().make
         self.ids = [make(n, n % SHARDS) for n in range(60)]  # the shard inside decides nothing
@@ -103,13 +104,22 @@ class HorizonMachine(RuleBasedStateMachine):
             entry.expiry > self.now for entry in self.horizon.entries.values() if entry.pending
         )
         dropped = self.memory.keys() - self.horizon.entries.keys()
-        assert {self.memory[one].service for one in dropped} <= self.blocked
-        assert {self.memory[one].service for one in dropped} <= self.horizon.truncated_services
+        names = {self.memory[one].service for one in dropped} & self.known
+        assert names <= self.blocked
+        assert names <= self.horizon.truncated_services
         self.sync_drops()
 
     @rule(service=services)
     def block_or_unblock(self, service):
         self.blocked ^= {service}
+
+    @rule(service=services)
+    def delete_service_or_put_it_again(self, service):
+        self.known ^= {service}
+        self.horizon.drop_unknown_services()
+        dropped = self.memory.keys() - self.horizon.entries.keys()
+        assert {self.memory[one].service for one in dropped} <= {service}
+        self.sync_drops()
 
     @rule(service=services, limit=st.integers(0, 12))
     def take(self, service, limit):
@@ -132,7 +142,8 @@ class HorizonMachine(RuleBasedStateMachine):
         due, entry = self.taken.pop(data.draw(st.sampled_from(sorted(self.taken.items())))[0])
         if answer == "left":
             self.horizon.put_back(due, entry)
-            self.memory[due.id] = due
+            if due.service in self.known:
+                self.memory[due.id] = due
         elif answer == "gone":
             self.horizon.remove_taken(due, entry)
         else:
@@ -211,7 +222,7 @@ class Memory:
     def __init__(self):
         self.now_ms = 1_000_000
         self.horizon = Horizon(
-            lambda: self.now_ms, set(), lambda _: None, length_ms=60_000, cap=1_000
+            lambda: self.now_ms, set(), {"mail"}, lambda _: None, length_ms=60_000, cap=1_000
         )
         self._ids = Ids()
 

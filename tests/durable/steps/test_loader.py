@@ -45,7 +45,9 @@ class Shelf:
         self.services = {name: Service(name) for name in ("mail", "bill")}
         self.running, self.added = set(), []
         options = {"length_ms": 60_000, "cap": 1_000, **options}
-        self.horizon = Horizon(store.now_ms, self.running, self.added.append, **options)
+        self.horizon = Horizon(
+            store.now_ms, self.running, self.services, self.added.append, **options
+        )
         self.loader = Loader(store, self.owner, self.horizon, self.services)
         self._ids = Ids()
 
@@ -249,6 +251,17 @@ class TestReading:
             assert f"{name!r}, which is not a service or function here" in text
         assert "'new', which is a service that cannot be used here" in third
 
+    async def test_a_service_is_logged_again_if_it_has_tasks_again(self, shelf, caplog):
+        shelf = await shelf()
+        for _ in range(2):
+            (task_id,) = await shelf.put(5, service="gone")
+            await shelf.loader.step()
+            await shelf.store.cancel([task_id])
+            shelf.clock.advance(20)
+            await shelf.loader.step()
+            shelf.clock.advance(20)
+        assert len(caplog.records) == 2
+
 
 class TestHandover:
     async def test_preloaded_tasks_stay_in_memory_until_their_shards_are_owned(self, shelf):
@@ -433,6 +446,21 @@ class TestManyServices:
         await many.loader.step()
         assert many.delays() == []
         many.services["new"] = Service("new")
+        many.clock.advance(1)
+        await many.loader.step()
+        assert many.delays() == [-3_601]
+
+    async def test_a_service_that_becomes_known_during_a_read_is_in_the_next_one(self, many):
+        await many.put(-3_600, service="new")
+        due = many.store.due
+
+        async def meet(*args):
+            many.services["new"] = Service("new")
+            return await due(*args)
+
+        many.store.due = meet
+        await many.loader.step()
+        assert many.delays() == []
         many.clock.advance(1)
         await many.loader.step()
         assert many.delays() == [-3_601]

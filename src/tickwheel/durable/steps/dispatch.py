@@ -233,7 +233,6 @@ class Dispatch:
         if flow is not None and not flow.under_way:
             del self.flows[name]
             self.payloads.forget(name)
-            self._horizon.forget_service(name)
 
     def _permits(self, service: Service, now: float) -> tuple[Flow, Semaphore | None]:
         """Return the service's own permits, and those that it shares with others, or None."""

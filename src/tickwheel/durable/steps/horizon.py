@@ -36,6 +36,7 @@ class Horizon:
     - `length_ms`: tasks that are due within it belong into memory.
     - `cap`: how many may be in memory. Beyond it those with the latest due times are dropped.
     - `running`: tasks that run on this node; they are never added.
+    - `services`: the known ones. A due task of another is dropped: its service was deleted.
     - `on_added(due_at_ms)` is called for each due time that is added.
     """
 
@@ -43,6 +44,7 @@ class Horizon:
         self,
         now_ms: Callable[[], float],
         running: Container[str],
+        services: Container[str],
         on_added: Callable[[int], None],
         *,
         length_ms: int,
@@ -50,6 +52,7 @@ class Horizon:
     ) -> None:
         self._now_ms = now_ms
         self._running = running
+        self._services = services
         self._on_added = on_added
         self.length_ms = length_ms
         self.cap = cap
@@ -164,11 +167,12 @@ class Horizon:
             if queue := self._queues.get(name):
                 self._compact(name, queue)
 
-    def forget_service(self, service: str) -> None:
-        """Drop the empty queue of a service that was deleted."""
-        if not self._queues.get(service):
-            self._queues.pop(service, None)
-            self._compacted.pop(service, None)
+    def drop_unknown_services(self) -> None:
+        """Drop the queues of deleted services: another node has cancelled what waits there."""
+        for name in [name for name in self._queues if name not in self._services]:
+            for *_, due, entry in self._queues.pop(name):
+                self.remove_taken(due, entry)
+            self._compacted.pop(name, None)
 
     def drop_shards(self, kept: Container[int]) -> None:
         """Drop the tasks of all shards but these; a taken one waits for the answer to its claim."""
@@ -207,6 +211,9 @@ class Horizon:
         return dropped
 
     def _enqueue(self, due: Due, entry: Entry[Due]) -> None:
+        if due.service not in self._services:
+            self.remove(due.id)
+            return
         queue = self._queues.get(due.service)
         if queue is None:
             queue = self._queues[due.service] = []
@@ -237,6 +244,7 @@ class Horizon:
         assert len(pending) == len(self.wheel), "the wheel has other tasks than the entries"
         assert all(self.entries[task_id].item.id == task_id for task_id in pending)  # type: ignore[union-attr]
         for name, queue in self._queues.items():
+            assert name in self._services, f"{name}: a queue of an unknown service"
             assert all(item[-2].service == name for item in queue), f"{name}: another's task"
             heap = all(queue[(n - 1) // 2] <= queue[n] for n in range(1, len(queue)))
             assert heap, f"the queue of {name} is not a heap"

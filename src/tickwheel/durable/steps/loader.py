@@ -100,6 +100,7 @@ class Loader:
             self._scanned = None
             return INTERVAL_SECONDS
         now, began = int(self._store.now_ms()), perf_counter()
+        known = {*self._services}
         scanned = 0 <= now - self._scanned_at_ms < self._scan_interval_ms
         reach = Reach(frozenset(shards.items()), lent)
         full = not scanned or self._scanned != reach
@@ -122,7 +123,7 @@ class Loader:
         finally:
             self._horizon.stop_recording()
             self._record_duration(perf_counter() - began, full=full)
-        self._record_oldest(windows, found, now)
+        self._record_oldest(windows, found, known, now)
         cut = self._adapt_limits(windows, found, now)
         is_new = reach != self._scanned
         if full and not cut:
@@ -218,7 +219,9 @@ class Loader:
             windows.append(Window(name, overdue, later, since))
         return windows
 
-    def _record_oldest(self, windows: list[Window], found: list[Due], now: int) -> None:
+    def _record_oldest(
+        self, windows: list[Window], found: list[Due], known: set[str], now: int
+    ) -> None:
         """Record when the oldest unclaimed task of each service was due, if it is overdue."""
         oldest: dict[str, int] = {}
         for due in found:
@@ -227,7 +230,7 @@ class Loader:
         for name, overdue, *_ in windows:
             if not overdue:  # not read: its queue is full of tasks due before the last read
                 oldest[name] = self._oldest.get(name, self._read_at_ms)
-        self._oldest, self._read_at_ms, self._read_services = oldest, now, {*self._services}
+        self._oldest, self._read_at_ms, self._read_services = oldest, now, known
 
     def _adapt_limits(self, windows: list[Window], found: list[Due], now: int) -> bool:
         """Adapt the limits to what was found; return whether to read again at once."""
@@ -249,9 +252,9 @@ class Loader:
 
     def _warn_unknown(self, names: set[str]) -> None:
         """Warn once about each service that has tasks in the store and is unknown here."""
-        unknown = names - self._services.keys() - self._unknown_services
+        unknown = names - self._services.keys()
         unusable = self.unusable()
-        for name in unknown:
+        for name in unknown - self._unknown_services:
             what = "a service that cannot be used" if name in unusable else NOTHING
             logger.warning("there are tasks of %r, which is %s here", name, what)
-        self._unknown_services |= unknown
+        self._unknown_services = unknown

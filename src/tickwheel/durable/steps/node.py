@@ -83,8 +83,9 @@ class Node:
         self._steps = steps = Steps(self._timer)
         running: dict[str, Running] = {}
         self.horizon = Horizon(
-            store.now_ms, running, self._wake_dispatch, length_ms=int(horizon * 1000), cap=cap
-        )
+            store.now_ms, running, services, self._wake_dispatch,
+            length_ms=int(horizon * 1000), cap=cap,
+        )  # fmt: skip
         self.loader = Loader(store, coordinator, self.horizon, services)
         self.submit = Submit(store, coordinator, self.horizon, services, max_body=max_body)
         self.leases = Leases(store, coordinator, clock or BootClock())
@@ -163,6 +164,7 @@ class Node:
             self.dispatch.forget(name)
             for channel in self.channels.values():
                 channel.forget(name)
+        self.horizon.drop_unknown_services()
         self.schedules_changed()
         self.loader.rescan()
         self._steps.wake("loader")
