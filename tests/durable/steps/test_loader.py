@@ -7,91 +7,16 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import pytest_asyncio
 
-from durable.stage import HOUR, SHARDS, START, StagedStore, Wall, a_task, away
-from tickwheel import ManualClock
-from tickwheel.durable import State, current_task
-from tickwheel.durable.steps.horizon import WINDOW, Horizon
-from tickwheel.durable.steps.loader import LATE_COMMIT_MS, NEAR_MS, Loader
+from durable.stage import HOUR, START, away
+from tickwheel.durable import current_task
+from tickwheel.durable.steps.horizon import WINDOW
 from tickwheel.errors import StoreUnavailable
 from tickwheel.values.service import Service
-from tickwheel.values.task import Due, Ids, Submission
+from tickwheel.values.task import Due, Ids
 
 pytestmark = pytest.mark.asyncio
 
 NOW = datetime.fromtimestamp(START, UTC)
-
-
-class Owner:
-    """A coordinator that owns the given shards."""
-
-    def __init__(self, epochs):
-        self.epochs = epochs
-
-    def owned(self):
-        return self.epochs
-
-    claimable = owned
-
-    def lent(self):
-        return {}
-
-
-class Shelf:
-    """A loader on a real store, and a clock set by hand; no other step."""
-
-    def __init__(self, store, clock, wall, epochs, **options):
-        self.store, self.clock, self.wall = store, clock, wall
-        self.owner = Owner(epochs)
-        self.services = {name: Service(name) for name in ("mail", "bill")}
-        self.running, self.added = set(), []
-        options = {"length_ms": 60_000, "cap": 1_000, **options}
-        self.horizon = Horizon(
-            store.now_ms, self.running, self.services, self.added.append, **options
-        )
-        self.loader = Loader(store, self.owner, self.horizon, self.services)
-        self._ids = Ids()
-
-    async def put(self, *delays, service="mail", shard=0):
-        """Store tasks that are due after these delays in seconds; return their ids."""
-        now = int(self.store.now_ms())
-        tasks = [
-            a_task(
-                id=self._ids.make(now, shard), service=service, state=State.DELAY, shard=shard,
-                due_at_ms=now + round(delay * 1000), attempt=0,
-            )
-            for delay in delays
-        ]  # fmt: skip
-        await self.store.insert([Submission(task) for task in tasks], {})
-        return [task.id for task in tasks]
-
-    def delays(self):
-        """Return the seconds until each task in memory is due, in order."""
-        now = self.store.now_ms()
-        return sorted((entry.expiry - now) / 1000 for entry in self.horizon.entries.values())
-
-    def fire(self):
-        """Take the tasks that have come due; return their ids."""
-        self.horizon.advance(lambda _: False)
-        names = self.horizon.waiting_services()
-        return [due.id for name in names for due, _ in self.horizon.take(name, 1_000_000)]
-
-
-@pytest_asyncio.fixture
-async def shelf(tmp_path, watched):
-    made = []
-
-    async def make(**options):
-        clock = ManualClock(start=START)
-        wall = Wall(clock)
-        store = StagedStore(tmp_path / "tasks.db", shards=SHARDS, clock=wall)
-        await store.open()
-        made.append(store)
-        epochs = await store.take(range(SHARDS), "n1")
-        return Shelf(store, clock, wall, epochs, **options)
-
-    yield make
-    for store in made:
-        await store.close()
 
 
 class TestReading:
@@ -306,6 +231,7 @@ class TestStartOfShortReads:
     async def noting(self, shelf):
         """A shelf that records how many seconds ago each read starts; None: at the beginning."""
         made = await shelf()
+        made.postpone_overdue()
         made.begins = []
         due = made.store.due
 
@@ -343,6 +269,22 @@ class TestStartOfShortReads:
         await self.run_steps(noting, 2)
         assert noting.begins == [None, 111, 112]
 
+    async def test_a_task_that_was_due_long_ago_is_found_by_the_next_read(self, shelf):
+        shelf = await shelf()
+        await shelf.loader.step()
+        await shelf.put(-3_600)
+        await shelf.loader.step()
+        assert shelf.delays() == [-3_600]
+
+    async def test_reads_of_all_overdue_tasks_are_rarer_the_longer_they_take(
+        self, noting, monkeypatch
+    ):
+        noting.loader._overdue_interval_ms = 0
+        times = itertools.count(0, 0.25)  # each look takes a quarter of a second
+        monkeypatch.setattr("tickwheel.durable.steps.loader.perf_counter", lambda: next(times))
+        await self.run_steps(noting, 14)
+        assert [n for n, begin in enumerate(noting.begins) if begin is None] == [0, 1, 6, 11]
+
     async def test_scans_are_rarer_the_longer_they_take(self, noting, monkeypatch):
         times = itertools.count(0, 3)  # each look takes three seconds
         monkeypatch.setattr("tickwheel.durable.steps.loader.perf_counter", lambda: next(times))
@@ -351,6 +293,7 @@ class TestStartOfShortReads:
         assert noting.loader.seconds == {"near": 3, "scan": 3}
 
     async def test_a_slow_scan_that_fails_does_not_prevent_short_reads(self, noting, monkeypatch):
+        noting.loader._overdue_interval_ms = 0
         await noting.put(-30)
         await noting.put(-7_200)
         times = itertools.count(0, 10)  # each look takes ten seconds
@@ -372,121 +315,6 @@ class TestStartOfShortReads:
         noting.store.due = due
         await self.run_steps(noting, 1)
         assert noting.begins == [None]
-
-
-class TestManyServices:
-    @pytest_asyncio.fixture
-    async def many(self, shelf):
-        """A shelf with a thousand services that records the reads of its store."""
-        made = await shelf()
-        made.services.update({f"s{n}": Service(f"s{n}") for n in range(1_000)})
-        made.windows = []
-        due = made.store.due
-
-        def noted(windows, *rest):
-            made.windows.append([window.service for window in windows])
-            return due(windows, *rest)
-
-        made.store.due = noted
-        return made
-
-    async def test_services_without_tasks_are_not_read(self, many):
-        await many.put(1, service="s7")
-        await many.put(30, service="s8")
-        await many.put(3600, service="s9")
-        await many.put(1, service="a stranger")
-        await many.loader.step()
-        await many.loader.step()
-        assert [sorted(names) for names in many.windows] == [["s7", "s8"], ["s7"]]
-        assert many.delays() == [1, 30]
-
-    async def test_a_service_is_read_from_its_first_task_until_it_is_deleted(self, many):
-        await many.loader.step()
-        await many.put(0.5, service="s7")
-        await many.loader.step()
-        assert many.windows == [[], ["s7"]]
-        assert many.delays() == [0.5]
-        del many.services["s7"]
-        many.loader.rescan()
-        assert "s7" not in many.loader._limits
-
-    async def test_a_short_read_asks_for_services_due_since_the_last_one(self, many):
-        asked = []
-        services = many.store.services
-
-        def noted(*args):
-            asked.append(args)
-            return services(*args)
-
-        many.store.services = noted
-        for _ in range(3):
-            await many.loader.step()
-            many.clock.advance(1)
-        now = int(many.store.now_ms())
-        assert asked == [
-            (now - 3_000 + 60_000,),
-            (now - 2_000 + NEAR_MS, now - 3_000 - LATE_COMMIT_MS),
-            (now - 1_000 + NEAR_MS, now - 2_000 - LATE_COMMIT_MS),
-        ]
-
-    async def test_a_service_with_old_overdue_tasks_is_in_every_read(self, many):
-        await many.put(*[-3_600] * (2 * WINDOW), service="s7")
-        for turn in range(1, 5):
-            await many.loader.step()
-            assert many.windows[-1] == ["s7"]
-            many.clock.advance(1)
-            many.horizon.truncated_services.clear()
-            if turn == 2:
-                many.horizon.waiting = lambda _: WINDOW  # then nothing is read of it
-            else:
-                many.horizon.waiting = lambda _: 0
-
-    async def test_a_new_service_is_read_from_its_oldest_task(self, many):
-        await many.put(-3_600, service="new")
-        await many.loader.step()
-        assert many.delays() == []
-        many.services["new"] = Service("new")
-        many.clock.advance(1)
-        await many.loader.step()
-        assert many.delays() == [-3_601]
-
-    async def test_a_service_that_becomes_known_during_a_read_is_in_the_next_one(self, many):
-        await many.put(-3_600, service="new")
-        due = many.store.due
-
-        async def meet(*args):
-            many.services["new"] = Service("new")
-            return await due(*args)
-
-        many.store.due = meet
-        await many.loader.step()
-        assert many.delays() == []
-        many.clock.advance(1)
-        await many.loader.step()
-        assert many.delays() == [-3_601]
-
-    async def test_a_service_whose_task_is_committed_late_is_in_the_next_read(self, many):
-        await many.loader.step()
-        many.clock.advance(1)
-        await many.put(-9, service="s7")
-        await many.loader.step()
-        assert many.delays() == [-9]
-
-    async def test_the_next_read_makes_up_for_a_failed_one(self, many):
-        await many.loader.step()
-        many.clock.advance(15)
-        due, many.store.due = many.store.due, away(many.store.due, 1)
-        with pytest.raises(StoreUnavailable):
-            await many.loader.step()
-        await many.put(-14, service="s7")
-        many.store.due = due
-        await many.loader.step()
-        assert many.delays() == [-14]
-
-    async def test_a_service_with_a_full_queue_is_not_taken_for_empty(self, many):
-        await many.put(*[-1] * 5, service="s7")
-        await many.loader.step()
-        assert many.delays() == [-1] * 5
 
 
 class TestBounds:
@@ -602,6 +430,19 @@ class TestLives:
             await stage.settle()
             assert len(stage.calls) == 4 * WINDOW
             assert {at for at, _ in stage.calls} == {0.0}
+
+    async def test_a_task_of_another_process_that_was_due_long_ago_runs_at_once(self, stage):
+        app, other = stage.app(), stage.app(dispatch=False)
+
+        @app.task
+        async def note(number):
+            stage.called(number)
+
+        async with app, other:
+            await stage.advance(5)
+            await other.submit("note", 7, at=NOW - timedelta(hours=1))
+            await stage.advance(1)
+        assert [number for _, number in stage.calls] == [7]
 
     async def test_overdue_tasks_of_an_unknown_service_use_no_memory(self, stage):
         first, second = stage.app(dispatch=False), stage.app()

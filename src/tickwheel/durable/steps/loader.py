@@ -10,8 +10,9 @@ With many services it reads only those with a task due in that time, by an index
 cost of a read follows the number of due tasks, not the number of services or tasks.
 
 PostgreSQL keeps the rows of ended tasks while an open transaction could see them, and a read passes
-those that were due after its start. So a read starts near a service's oldest unclaimed task. Only
-the scan, which is made less often the longer it takes, starts at the beginning.
+those that were due after its start. So a read starts near a service's oldest unclaimed task. But a
+task may be stored long after its due time: a scan, and a short read now and then, start at the
+beginning. Both are made less often the longer they take.
 """
 
 from __future__ import annotations
@@ -39,9 +40,14 @@ INTERVAL_SECONDS = 1.0  # between two reads
 NEAR_MS = 2_000  # how far ahead a short read looks
 READ_ALL_SERVICES = 16  # up to this many, reading each costs less than asking which are due
 LATE_COMMIT_MS = 10_000  # a short read finds tasks committed up to this long after their due time
-SCAN_PAUSE_FACTOR = 20  # the pause after a scan is at least this many times its duration
+PAUSE_FACTOR = 20  # the pause after a read from the beginning, in durations of it, at least
 SLOW_SCAN_SECONDS = 5.0  # a scan that fails after more than this is postponed
 SKIPPED_SCAN_MS = 3_600_000  # how far back a short read starts if no scan has succeeded
+
+
+def pause_ms_after(seconds: float) -> int:
+    """Return the pause after a read from the beginning that took this long."""
+    return int(PAUSE_FACTOR * seconds * 1000)
 
 
 class Reach(NamedTuple):
@@ -70,6 +76,8 @@ class Loader:
         self._unknown_services: set[str] = set()
         self._scanned_at_ms = -1
         self._scan_interval_ms = self._min_scan_interval_ms  # grows with the duration of a scan
+        self._overdue_read_at_ms = -1  # when a short read last started at the beginning
+        self._overdue_interval_ms = 0  # grows with the duration of such a read
         self._scanned: Reach | None = None  # where the last scan has read
         self._expected: frozenset[int] = frozenset()  # shards that are preloaded, and not owned yet
         self._read_at_ms = -1
@@ -104,6 +112,7 @@ class Loader:
         scanned = 0 <= now - self._scanned_at_ms < self._scan_interval_ms
         reach = Reach(frozenset(shards.items()), lent)
         full = not scanned or self._scanned != reach
+        all_overdue = full or not 0 <= now - self._overdue_read_at_ms < self._overdue_interval_ms
         until = now + (max(NEAR_MS, self._horizon.length_ms) if full else NEAR_MS)
         if full:
             self._horizon.drop_shards(self._expected | self._coordinator.claimable().keys())
@@ -112,17 +121,18 @@ class Loader:
         try:
             if self._scanned is not None and full:
                 await self._read_new_shards(self._scanned, reach)
-            names = await self._services_to_read(until, full=full)
-            windows = self._windows(names, full=full)
+            names = await self._services_to_read(until, full=full, all_overdue=all_overdue)
+            windows = self._windows(names, all_overdue=all_overdue)
             removed = self._horizon.record_removals()
             found = await self.read(windows, now, until)
         except StoreUnavailable:
-            if full and perf_counter() - began > SLOW_SCAN_SECONDS:
-                self._postpone_scan(reach, now)
+            seconds = perf_counter() - began
+            if full and seconds > SLOW_SCAN_SECONDS:
+                self._postpone_scan(reach, now, seconds)
             raise
         finally:
             self._horizon.stop_recording()
-            self._record_duration(perf_counter() - began, full=full)
+            self._record_duration(perf_counter() - began, now, full=full, all_overdue=all_overdue)
         self._record_oldest(windows, found, known, now)
         cut = self._adapt_limits(windows, found, now)
         is_new = reach != self._scanned
@@ -154,8 +164,9 @@ class Loader:
         """Read the tasks of some shards, whoever owns them: overdue, and due up to `until`."""
         names = {*self._services}
         if len(names) > READ_ALL_SERVICES:
-            names &= {*await self._store.services(until)}
-        return await self._store.due(self._windows(names, full=True), [*shards], now, until)
+            due = {*await self._store.services(until)}
+            names = due & self._services.keys()
+        return await self._store.due(self._windows(names, all_overdue=True), [*shards], now, until)
 
     async def read(self, windows: Sequence[Window], now: int, until: int) -> list[Due]:
         """Read these windows in the shards that this node owns or borrows for a service."""
@@ -168,27 +179,28 @@ class Loader:
             found += await self._store.due(part, [*{*shards} | more], now, until)
         return found
 
-    def _record_duration(self, seconds: float, *, full: bool) -> None:
-        """Record how long a read took; a slow scan delays the next one."""
+    def _record_duration(self, seconds: float, now: int, *, full: bool, all_overdue: bool) -> None:
+        """Record how long a read took; a slow one from the beginning delays the next."""
         self.seconds["scan" if full else "near"] = seconds
         if full:
-            self._scan_interval_ms = max(
-                self._min_scan_interval_ms, int(SCAN_PAUSE_FACTOR * seconds * 1000)
-            )
+            self._scan_interval_ms = max(self._min_scan_interval_ms, pause_ms_after(seconds))
+        elif all_overdue:
+            self._overdue_read_at_ms, self._overdue_interval_ms = now, pause_ms_after(seconds)
 
-    def _postpone_scan(self, reach: Reach, now: int) -> None:
+    def _postpone_scan(self, reach: Reach, now: int, seconds: float) -> None:
         """Go on with short reads, although the scan has failed: it may fail each time."""
         if self._scanned != reach:
             self._read_at_ms, self._oldest = now - SKIPPED_SCAN_MS, {}
             self._read_services = {*self._services}
             self.on_new_shards()
         self._scanned_at_ms, self._scanned = now, reach
+        self._overdue_read_at_ms, self._overdue_interval_ms = now, pause_ms_after(seconds)
 
-    async def _services_to_read(self, until: int, *, full: bool) -> set[str]:
+    async def _services_to_read(self, until: int, *, full: bool, all_overdue: bool) -> set[str]:
         """Return the services to read: all if they are few, else those with tasks due.
 
-        A short read takes services with tasks due since the last read, with a margin for late
-        commits, and services that had overdue tasks then.
+        A short read that does not start at the beginning takes services with tasks due since the
+        last read, with a margin for late commits, and services that had overdue tasks then.
         """
         known = self._services.keys()
         if full:
@@ -197,12 +209,12 @@ class Loader:
         if len(known) <= READ_ALL_SERVICES:
             return {*known}
         if not full:
-            since = self._read_at_ms - LATE_COMMIT_MS
+            since = -1 if all_overdue else self._read_at_ms - LATE_COMMIT_MS
             due = {*await self._store.services(until, since)}
             due |= self._oldest.keys() | (known - self._read_services)
         return due & known
 
-    def _windows(self, names: set[str], *, full: bool) -> list[Window]:
+    def _windows(self, names: set[str], *, all_overdue: bool) -> list[Window]:
         """Return how much of each service to read; tasks in memory are read again and skipped.
 
         No overdue tasks are read of a service with a full queue, and no later ones of a disabled
@@ -214,7 +226,7 @@ class Loader:
             overdue = 0 if waiting >= WINDOW else WINDOW + waiting
             later = self._limits.setdefault(name, WINDOW) if self._services[name].enabled else 0
             since = -1
-            if not full and name in self._read_services:
+            if not all_overdue and name in self._read_services:
                 since = max(-1, self._oldest.get(name, self._read_at_ms) - LATE_COMMIT_MS)
             windows.append(Window(name, overdue, later, since))
         return windows
