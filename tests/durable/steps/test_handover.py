@@ -9,7 +9,7 @@ from durable.stage import HOUR, SHARDS
 from durable.steps.leasing import noting_task, waiting_task
 from tickwheel.durable import State
 from tickwheel.durable.steps import leases
-from tickwheel.durable.steps.leases import LEASE_SECONDS, SWEEP_SECONDS
+from tickwheel.durable.steps.leases import LEASE_SECONDS, MAX_SWEEP_SECONDS
 from tickwheel.errors import StoreUnavailable
 from tickwheel.values.task import Due
 
@@ -183,7 +183,7 @@ class TestNewOwner:
 
             node.store.running = fails_once
             node.orphans._swept = frozenset({*node.coordinator.owned().items()} - {(0, 2)})
-            node.orphans._sweep_at = node.orphans._clock.time() + SWEEP_SECONDS
+            node.orphans._sweep_at = node.orphans._clock.time() + MAX_SWEEP_SECONDS
             node._steps.wake("orphans")
             await stage.advance(5)
             assert not failures

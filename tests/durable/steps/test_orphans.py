@@ -1,6 +1,7 @@
 """Orphans: lost claims, attempts of dead nodes, and a clock that is set."""
 
 import asyncio
+import itertools
 import logging
 
 import pytest
@@ -9,11 +10,8 @@ from durable.callee import ACCEPTED, URL, calling
 from durable.stage import HOUR, SHARDS, StagedStore, answer_lost, away, locking, until
 from durable.steps.leasing import FOREVER, lease_of, noting_task, outcome, waiting_task
 from tickwheel.durable import State, current_task
-from tickwheel.durable.steps.leases import (
-    LEASE_SECONDS,
-    SUSPECT_SECONDS,
-    SWEEP_SECONDS,
-)
+from tickwheel.durable.steps import leases
+from tickwheel.durable.steps.leases import LEASE_SECONDS, SUSPECT_SECONDS, SWEEP_LEASES
 from tickwheel.durable.stores.sqlite import statements as sqlite_statements
 from tickwheel.durable.stores.sqlite.connection import DRIVERS
 from tickwheel.errors import StoreUnavailable
@@ -185,7 +183,7 @@ class TestUnsent:
             due = Due(task.id, task.created_at_ms, task.service, 0, task.shard)
             claims = await node.store.claim([due], node.name, node.coordinator.owned())
             assert len(claims.tasks) == 1
-            await stage.advance(SWEEP_SECONDS + 1)
+            await stage.advance(SWEEP_LEASES * LEASE_SECONDS + 1)
             assert await outcome(app, task) == (State.FINISHED, 2, 0)
 
     async def test_an_accepted_task_of_the_same_epoch_is_not_released(self, stage):
@@ -370,17 +368,26 @@ class TestOrphans:
             assert [row.event for row in await second.attempts(task.id)] == ["expire"]
 
     async def test_a_sweep_finds_an_unsuspected_orphan(self, stage):
-        """A sweep reads the running tasks each minute."""
+        """A sweep reads the running tasks twice in a lease: so an orphan is found in time."""
         app = stage.app()
         note = noting_task(stage, app)
         async with app:
             task = await orphan(app, note, stage)
             skip_sweep(app)
-            await stage.advance(20)
+            await stage.advance(LEASE_SECONDS - 1)
             assert await outcome(app, task) == (State.RUNNING, 1, 0)
-            await stage.advance(SWEEP_SECONDS)
+            await stage.advance(2)
             assert await outcome(app, task) == (State.FINISHED, 2, 1)
         assert len(stage.calls) == 1
+
+    async def test_sweeps_are_rarer_the_longer_they_take(self, stage, monkeypatch):
+        times = itertools.count(0, 2)  # each look takes two seconds
+        monkeypatch.setattr(leases, "perf_counter", lambda: next(times))
+        app = stage.app()
+        async with app:
+            await stage.settle()
+            orphans = app._node.orphans
+            assert orphans._sweep_at - orphans._clock.time() == pytest.approx(40)
 
     async def test_an_orphan_that_another_node_renews_stays_watched(self, stage):
         app = stage.app()

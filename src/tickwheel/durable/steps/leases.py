@@ -39,7 +39,9 @@ RENEW_FRACTION = 1 / 3  # of a lease: renew at this age, together with those of 
 TRUSTED_FRACTION = 0.8  # of a lease: at this age it counts as unproven
 CHECKS_PER_LEASE = 30  # for leases to renew, and for unproven ones
 WATCH_LEASES = (0.5, 2)  # how long an orphan is watched at least and at most, in leases
-SWEEP_SECONDS = 60.0  # between two regular sweeps for orphans
+SWEEP_LEASES = 0.5  # between two regular sweeps for orphans, in leases
+SWEEP_PAUSE_FACTOR = 20  # the same in durations of a sweep, if that is longer
+MAX_SWEEP_SECONDS = 60.0  # the same, at most
 MIN_SWEEP_SECONDS = 1.0  # the same, at least, after a sweep that was cut off
 SWEEP_AHEAD_MS = (
     90_000  # a sweep finds leases that end within this, so the next one is early enough
@@ -275,7 +277,7 @@ class Orphans:
 
     async def _sweep(self, owned: Mapping[int, int], shards: list[int], skip: int | None) -> float:
         """Watch the orphans of these shards; return when to sweep them next."""
-        now_ms = self._store.now_ms()
+        now_ms, began = self._store.now_ms(), perf_counter()
         found = await self._store.running(shards, skip, int(now_ms) + SWEEP_AHEAD_MS)
         until = self._clock.time() + SUSPECT_SECONDS
         for task in found:
@@ -286,7 +288,10 @@ class Orphans:
                 self._suspects.setdefault(task.id, Suspect(task.epoch, until))
             else:
                 self._watch(task)
-        pause = SWEEP_SECONDS
+        pause = max(
+            SWEEP_LEASES * self._leases.seconds, SWEEP_PAUSE_FACTOR * (perf_counter() - began)
+        )
+        pause = min(pause, MAX_SWEEP_SECONDS)
         ends = sorted(task.lease_until_ms or 0 for task in found if is_accepted(task))
         if len(ends) >= SWEPT:  # the store may have more, whose leases end after these
             pause = min(pause, max((ends[SWEPT - 1] - now_ms) / 1000, MIN_SWEEP_SECONDS))
