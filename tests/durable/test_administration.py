@@ -255,6 +255,14 @@ class TestDelete:
             assert app.node.horizon._queues == {}
         assert callee.calls == []
 
+    async def test_its_channel_forgets_a_deleted_service_that_was_only_tried(self, stage):
+        app, callee = calling(stage)
+        async with app:
+            await app.put_service("s", endpoint=URL)
+            await app.try_call("s", b"{}")
+            await app.delete_service("s")
+        assert callee.forgotten == ["s"]
+
     async def test_deleting_an_unknown_service_is_an_error(self, stage):
         app, _ = calling(stage)
         async with app:

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tickwheel.web.pages import FOLDER, PATHS
+from tickwheel.web.pages import FOLDER, PATHS, file_named
 
 PAGES = [path.replace("{id}", "0" * 32).replace("{name}", "mail") for path in PATHS if path]
 
@@ -68,6 +68,12 @@ def test_a_file_is_sent_once_and_compressed(api):
 @pytest.mark.parametrize("name", ["dashboard.html", "nothing.js", "..", "%2e%2e%2fpages.py", "a"])
 def test_nothing_else_is_served(api, name):
     api.get(f"/static/{name}").refused(404, "not_found")
+
+
+def test_names_that_are_asked_for_are_not_kept(api):
+    for number in range(100):
+        api.get(f"/static/file-{number}.js").refused(404, "not_found")
+    assert file_named.cache_info().currsize <= len([*FOLDER.iterdir()])
 
 
 def test_below_a_prefix_the_paths_are_relative_to_it(api):

@@ -103,11 +103,17 @@ class RowBuffer(ABC):
         self._discarded = None
 
     def _put(self, entry: Entry[Any], row: Row) -> None:
+        sent: list[Key] = []  # a row that was never sent is in no doubt: an outage may have many
+
+        def insert() -> None:
+            sent.append(row.key)
+            self._insert(row)
+
         try:
-            self._try(self._insert, row, about=lambda: [row.key])
+            self._try(insert, about=lambda: sent)
         except StoreUnavailable:
             # A reschedule that failed halfway puts its entry back, and nothing else holds it.
-            # Accept it: its row is in doubt, so it is stored as soon as the server is back.
+            # Accept it: a row is missing then, so all are stored as soon as the server is back.
             if not self._was_just_discarded(entry):
                 raise
 

@@ -50,15 +50,22 @@ class File(NamedTuple):
 
 
 @cache
-def file_named(name: str) -> File | None:
-    """Return a file of the dashboard, or None; files do not change while a process runs."""
-    suffix = "." + name.rpartition(".")[2]
-    path = FOLDER / name
-    if suffix not in MEDIA or "/" in name or not path.is_file():
-        return None
-    body = path.read_bytes()
+def file_names() -> frozenset[str]:
+    """Return the names of the files that the dashboard loads."""
+    return frozenset(path.name for path in FOLDER.iterdir() if suffix_of(path.name) in MEDIA)
+
+
+@cache  # of the names above only: anyone may ask for others
+def file_named(name: str) -> File:
+    """Return a file of the dashboard; files do not change while a process runs."""
+    body = (FOLDER / name).read_bytes()
     etag = b'"' + hashlib.sha256(body).hexdigest()[:20].encode() + b'"'
-    return File(body, gzip.compress(body, mtime=0), MEDIA[suffix], etag)
+    return File(body, gzip.compress(body, mtime=0), MEDIA[suffix_of(name)], etag)
+
+
+def suffix_of(name: str) -> str:
+    """Return the suffix of a file's name, with its dot."""
+    return "." + name.rpartition(".")[2]
 
 
 @cache
@@ -93,9 +100,9 @@ def document(call: Call, name: str) -> Reply:
 async def static(call: Call) -> Reply:
     """Return a file of the dashboard."""
     name = call.params["file"]
-    found = file_named(name) if len(name) < 50 else None
-    if found is None:
+    if name not in file_names():
         raise HttpError("not_found", f"there is no file {name!r:.100}")
+    found = file_named(name)
     headers = [(b"etag", found.etag), (b"vary", b"accept-encoding"), REVALIDATED, SECURITY[1]]
     if call.headers.get(b"if-none-match", b"").removeprefix(b"W/") == found.etag:
         return Reply(b"", 304, headers, found.media)

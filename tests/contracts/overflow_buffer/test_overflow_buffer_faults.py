@@ -105,6 +105,19 @@ class TestWithoutTheServer:
         assert wheel.advance(700) == ["far", "accepted"]
         assert outage.place.stored() == []
 
+    def test_a_long_outage_leaves_few_rows_in_doubt(self, outage, entries):
+        buffer = outage.place.buffer()
+        first, *others, last = entries(*range(10, 30))
+        buffer.put(first)
+        outage.down()
+        for entry in others:
+            with pytest.raises(StoreUnavailable):
+                buffer.put(entry)
+        assert len(buffer._doubtful) <= 1  # only the first put was sent
+        outage.up()
+        buffer.put(last)
+        assert outage.place.stored() == [(10, "item 10"), (29, "item 29")]
+
     def test_it_may_be_made_and_wait_for_its_server(self, outage, entries):
         outage.down()
         buffer = outage.place.buffer()

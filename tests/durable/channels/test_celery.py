@@ -184,6 +184,26 @@ async def test_a_queue_that_was_deleted_is_declared_again_for_the_next_try(chann
     assert await asyncio.to_thread(read, server) == ["3"]
 
 
+async def test_it_remembers_a_limited_number_of_declarations(channel, server, monkeypatch):
+    monkeypatch.setattr(celery_module, "MAX_DECLARED", 3)
+    kept = []
+    declare = celery_module.Publisher._declare
+
+    def noted(self, messages):
+        try:
+            return declare(self, messages)
+        finally:
+            kept.append((len(self._ready), len(self._declared)))
+
+    monkeypatch.setattr(celery_module.Publisher, "_declare", noted)
+    for number in range(10):
+        queue = Queue(f"queue-{number}", Exchange("celery"), "celery", expires=60)
+        (answer,) = await send_many(channel, service_for(server), [stored(declare=[queue])])
+        assert answer.event is Event.FINISH
+    assert len(kept) == 10
+    assert max(kept) <= (4, 9)  # a queue is declared with its exchange
+
+
 @pytest.mark.parametrize("server", ["redis"], indirect=True)
 async def test_a_queue_that_redis_refuses_leaves_the_others_alone(channel, server):
     with Redis(port=server.port) as client:

@@ -10,9 +10,10 @@ import pytest_asyncio
 
 from durable.stage import START_MS
 from tickwheel.durable.channel import Delivery
+from tickwheel.durable.channels import rabbitmq as rabbitmq_module
 from tickwheel.durable.channels.broker import BrokerChannel
 from tickwheel.durable.channels.http.target import Targets
-from tickwheel.durable.channels.rabbitmq import RabbitMQ
+from tickwheel.durable.channels.rabbitmq import Batch, Confirmation, RabbitMQ
 from tickwheel.receiver import Receiver
 from tickwheel.testing.channel_suite import make_task
 from tickwheel.values.service import Service
@@ -112,6 +113,57 @@ async def test_a_missing_exchange_fails_its_own_service_only(channel, admin, rab
     await admin.exchange_declare("missing", exchange_type="fanout", auto_delete=True)
     await admin.queue_bind("mail", "missing")
     assert (await send_many(channel, bad, [make_task()]))[0].event is Event.FINISH
+
+
+async def test_a_connection_keeps_nothing_of_messages_that_have_ended(
+    channel, admin, rabbit_server, monkeypatch, caplog
+):
+    made = []
+    init = Batch.__init__
+
+    def noted(self, channel, route):
+        made.append(channel)
+        init(self, channel, route)
+
+    monkeypatch.setattr(Batch, "__init__", noted)
+    for query in ("routing_key=mail", "routing_key=nowhere"):  # confirmed, and returned
+        one = service(rabbit_server, query, query)
+        await send_many(channel, one, [make_task() for _ in range(3)])
+    await admin.basic_qos()
+    assert len({*made}) == 1
+    assert made[0].message_id_delivery_tag == {}
+    assert not any(isinstance(one, Confirmation) for one in made[0].confirmations.values())
+    assert caplog.records == []
+
+
+async def test_the_exchange_that_was_used_first_loses_its_amqp_channel(
+    channel, admin, rabbit_server, monkeypatch
+):
+    monkeypatch.setattr(rabbitmq_module, "MAX_CHANNELS", 2)
+    for name in ("one", "two", "three"):
+        await admin.exchange_declare(name, exchange_type="fanout", auto_delete=True)
+        await admin.queue_bind("mail", name)
+    kept = []
+    for name in ("one", "two", "one", "three", "two"):
+        one = service(rabbit_server, f"exchange={name}", name)
+        ((answer,),) = await asyncio.gather(send_many(channel, one, [make_task()]))
+        assert answer.event is Event.FINISH
+        (link,) = channel._links.values()
+        kept.append([*(await link.open())._channels])
+    assert kept == [["one"], ["one", "two"], ["two", "one"], ["one", "three"], ["three", "two"]]
+
+
+async def test_an_amqp_channel_in_use_stays_open(channel, admin, rabbit_server, monkeypatch):
+    monkeypatch.setattr(rabbitmq_module, "MAX_CHANNELS", 1)
+    names = ["one", "two", "three"]
+    for name in names:
+        await admin.exchange_declare(name, exchange_type="fanout", auto_delete=True)
+        await admin.queue_bind("mail", name)
+    services = [service(rabbit_server, f"exchange={name}", name) for name in names]
+    answers = await asyncio.gather(
+        *(send_many(channel, one, [make_task() for _ in range(300)]) for one in services * 3)
+    )
+    assert {answer.event for some in answers for answer in some} == {Event.FINISH}
 
 
 async def test_a_wrong_password_is_an_answer_that_hides_it(channel, rabbit_server, caplog):

@@ -462,14 +462,17 @@ class TestAlone:
         channels, notified = {"http": Callee(stage)}, []
         directory = Directory(store.registry, services, Vault(), channels, store.now_ms)
         await directory.refresh()
-        directory.on_change = lambda: notified.append(sorted(services))
+        directory.on_change = lambda deleted: notified.append((sorted(services), deleted))
         await directory.refresh()
         assert notified == []
         await store.registry.put_service("s", json.dumps(GOOD), AUDIT)
         await directory.refresh()
         await directory.refresh()
-        assert notified == [["mine", "s"]]
+        assert notified == [(["mine", "s"], set())]
         assert directory.updated_at_ms == {"s": START_MS}
+        await store.registry.delete_service("s", AUDIT)
+        await directory.refresh()
+        assert notified[1:] == [(["mine"], {"s"})]
         directory.close()
         assert sorted(services) == ["mine"]
         await store.close()

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tickwheel.values.endpoint import Endpoint
 
 MAX_MESSAGES = 500  # published before their confirms are awaited
+MAX_DECLARED = 10_000  # remembered: queues and exchanges may be named after customers
 MAX_HEADERS_CHARACTERS = 100_000  # RabbitMQ closes a connection at 131,072
 CONNECT_SECONDS = 4  # for each address
 INVALID = (AttributeError, LookupError, TypeError, ValueError)  # the errors of a wrong payload
@@ -217,6 +218,8 @@ class Publisher:
         """Declare what the messages need; return for each why that is not possible, or None."""
         failed: dict[str, str] = {}
         errors: list[str | None] = []
+        if len(self._ready) > MAX_DECLARED:
+            self._forget_declared()
         for message in messages:
             key = (message.exchange, repr(message.declare))
             error = None if key in self._ready else self._declare_one(message, failed)
@@ -224,6 +227,10 @@ class Publisher:
                 self._ready.add(key)
             errors.append(error)
         return errors
+
+    def _forget_declared(self) -> None:
+        self._declared.clear()
+        self._ready.clear()
 
     def _declare_one(self, message: Stored, failed: dict[str, str]) -> str | None:
         try:
@@ -350,8 +357,7 @@ class AmqpPublisher(Publisher):
         key = (exchange, routing_key, message.properties.get("correlation_id"))
         for number in self._numbers.get(key, ()):
             self._errors[number] = f"no queue takes it: {error!s:.300}"
-        self._declared.clear()  # its queue was deleted
-        self._ready.clear()
+        self._forget_declared()  # its queue was deleted
 
 
 class Command(NamedTuple):

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 OPTIONS = ("exchange", "routing_key")
 MAX_NAME_BYTES = 255
+MAX_CHANNELS = 200  # of one connection; RabbitMQ closes a connection at 2,047
 HEARTBEAT_SECONDS = 30
 PERSISTENT = 2
 WRITE_BYTES = 128 << 10  # written at once
@@ -109,8 +110,9 @@ class RabbitConnection:
 
     def __init__(self, connection: AbstractConnection) -> None:
         self._connection = connection
-        self._channels: dict[str, Channel] = {}
+        self._channels: dict[str, Channel] = {}  # the last used one is the last
         self._opening = asyncio.Lock()
+        self._batches: set[Batch] = set()
 
     async def publish(self, route: Route, messages: Sequence[Message]) -> None:
         """Publish all messages, then wait for all confirms."""
@@ -123,12 +125,14 @@ class RabbitConnection:
                 message.refuse(f"{route}: {error}")
             return
         batch, closed = Batch(channel, route), channel.closing
+        self._batches.add(batch)
         try:
             await batch.send(messages)
             await asyncio.wait([batch.done, closed], return_when=asyncio.FIRST_COMPLETED)
         except ChannelInvalidStateError:
             pass
         finally:
+            self._batches.discard(batch)
             batch.forget()
         if not batch.done.done():
             self._on_channel_closed(route, messages, closed.exception() if closed.done() else None)
@@ -146,13 +150,23 @@ class RabbitConnection:
     async def _channel(self, exchange: str) -> Channel:
         """Return the AMQP channel of an exchange; open it if there is none."""
         async with self._opening:
-            channel = self._channels.get(exchange)
+            channel = self._channels.pop(exchange, None)
             if channel is None or channel.is_closed:
+                await self._make_room()
                 channel = cast("Channel", await self._connection.channel(on_return_raises=True))
                 if exchange:
                     await channel.exchange_declare(exchange, passive=True)
-                self._channels[exchange] = channel
+            self._channels[exchange] = channel
             return channel
+
+    async def _make_room(self) -> None:
+        """If many are open, close the one that was used first of those with nothing under way."""
+        if len(self._channels) < MAX_CHANNELS:
+            return
+        busy = {batch.route.exchange for batch in self._batches}
+        unused = next((one for one in self._channels if one not in busy), None)
+        if unused is not None:
+            await self._channels.pop(unused).close()
 
     async def ping(self) -> None:
         """Wait for the answer to a request that changes nothing."""
@@ -197,7 +211,7 @@ class Batch:
                     parts, size = [], 0
             await self._write(parts)
         self._is_sent = True
-        self.end(None)
+        self._check_done()
 
     async def _write(self, parts: list[bytes]) -> None:
         await self._channel.write_queue.put(ChannelFrame(b"".join(parts), should_close=False))
@@ -226,18 +240,27 @@ class Batch:
         channel.confirmations[tag] = cast("Any", made)
         channel.message_id_delivery_tag[message.task.id] = tag
 
-    def end(self, tag: int | None) -> None:
+    def end(self, tag: int) -> None:
         """Forget a message that has ended; `done` is set after the last one."""
-        if tag is not None:
-            self._waiting.pop(tag, None)
-        if self._is_sent and not self._waiting and not self.done.done():
-            self.done.set_result(None)
+        self._forget(tag)
+        self._check_done()
 
     def forget(self) -> None:
         """Let no message of the batch be confirmed any more."""
         for tag in [*self._waiting]:
             self._channel.confirmations.pop(tag, None)
-        self._waiting.clear()
+            self._forget(tag)
+
+    def _forget(self, tag: int) -> None:
+        """Remove a message; the channel would keep its id, by which it finds returned ones."""
+        confirmation = self._waiting.pop(tag, None)
+        ids = self._channel.message_id_delivery_tag
+        if confirmation is not None and ids.get(confirmation.task_id) == tag:
+            del ids[confirmation.task_id]
+
+    def _check_done(self) -> None:
+        if self._is_sent and not self._waiting and not self.done.done():
+            self.done.set_result(None)
 
 
 class Confirmation:
@@ -249,6 +272,11 @@ class Confirmation:
         self._batch = batch
         self._message = message
         self._tag = tag
+
+    @property
+    def task_id(self) -> str:
+        """The id of the task that the message is of."""
+        return self._message.task.id
 
     def done(self) -> bool:
         """Return whether the message has ended."""

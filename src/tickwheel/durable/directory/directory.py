@@ -61,7 +61,7 @@ class Directory:
         self.updated_at_ms: dict[str, int] = {}
         self._last: dict[str, Service] = {}  # as last read, so that unchanged ones stay the same
         self.unusable: dict[str, tuple[Service, str]] = {}
-        self.on_change: Callable[[], None] = lambda: None
+        self.on_change: Callable[[set[str]], None] = lambda _: None  # is given the deleted ones
 
     def get(self, name: str) -> Service | None:
         """Return a service by name, even if this node cannot use it."""
@@ -136,9 +136,10 @@ class Directory:
             tokens = await self._registry.tokens()
             self.tokens = {token.id: token for token in tokens}
             self.had_tokens = self.had_tokens or await self._registry.had_tokens()
+            before = {*self.services}
             self._apply(rows)
             self._version = version
-        self.on_change()
+        self.on_change(before - self.services.keys())
 
     def _apply(self, rows: list[ServiceRow]) -> None:
         stored = self._services_of(rows)

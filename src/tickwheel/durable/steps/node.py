@@ -155,12 +155,13 @@ class Node:
             if step.name not in {"directory", "health"}:
                 step.start()
 
-    def _services_changed(self) -> None:
+    def _services_changed(self, deleted: set[str]) -> None:
         """Read and send due tasks of services that are new or enabled again.
 
-        The same notification may mean that a schedule has changed.
+        - The same notification may mean that a schedule has changed.
+        - Services that were deleted are forgotten; one with a call under way, by the next change.
         """
-        for name in self.dispatch.flows.keys() - self.services.keys():
+        for name in deleted | (self.dispatch.flows.keys() - self.services.keys()):
             self.dispatch.forget(name)
             for channel in self.channels.values():
                 channel.forget(name)

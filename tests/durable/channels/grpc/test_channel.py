@@ -387,6 +387,19 @@ class TestConnections:
         assert len(channel._calls._connections) == channel.semaphore(None).permits == 10
         assert limit() > 10
 
+    async def test_a_new_connection_closes_those_that_were_long_unused(self, channel, callee):
+        there = [service(f"grpc://127.0.0.{number}:{callee.port}") for number in range(1, 5)]
+        for one in there[:3]:
+            await channel.send(task(), one)
+        first, second, third = channel._calls._connections.values()
+        for one in (first, second):
+            one.used_at -= calls_module.IDLE_MS / 1000
+        second.users += 1
+        await channel.send(task(), there[3])
+        assert [*channel._calls._connections.values()][:2] == [second, third]
+        assert len(channel._calls._connections) == 3
+        second.users -= 1
+
     async def test_idle_connections_over_http_make_room_for_calls_over_grpc_and_back(
         self, make_channel
     ):

@@ -65,6 +65,7 @@ class Connection:
     ) -> None:
         self.addresses = addresses
         self.users = 0
+        self.used_at = 0.0
         self.timed_out = False  # a call had no answer in time: perhaps nobody is there
         self._origin = origin
         options: list[tuple[str, Any]] = [
@@ -159,6 +160,7 @@ class Calls:
             yield connection
         finally:
             connection.users -= 1
+            connection.used_at = asyncio.get_running_loop().time()
             if connection.timed_out and self._connections.get(origin) is connection:
                 self._retired.add(self._connections.pop(origin))
             if not connection.users and connection in self._retired:
@@ -170,6 +172,7 @@ class Calls:
         if self._leads_to(origin, addresses):
             connection = self._connections.pop(origin)
         else:
+            self._close_unused()
             connection = Connection(origin, addresses, self._credentials_for(origin.scheme))
             self._total.open += 1
             if origin in self._connections:
@@ -181,6 +184,14 @@ class Calls:
         """Return whether there is a connection to these addresses."""
         known = self._connections.get(origin)
         return known is not None and known.addresses == addresses
+
+    def _close_unused(self) -> None:
+        """Close connections whose last call is long over: their services may be deleted."""
+        before = asyncio.get_running_loop().time() - IDLE_MS / 1000
+        for origin, connection in list(self._connections.items()):
+            if connection.users or connection.used_at > before:
+                break
+            self._close(self._connections.pop(origin))
 
     def _drop_idle(self) -> asyncio.Future[None] | None:
         """Close the connection that was used first of those without a call; return its end."""
