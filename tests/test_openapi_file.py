@@ -3,6 +3,7 @@
 import importlib.machinery
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,15 @@ def test_only_commands_with_a_config_take_settings_and_the_others_show_their_opt
     assert "| `--store URL` | Look into this store" in commands["top"]
     assert "| `--listen TEXT` | HOST:PORT" in commands["lab"]
     assert "--config" not in commands["top"] + commands["lab"]
+
+
+def test_a_command_shows_the_options_that_only_it_has_though_a_variable_may_set_them():
+    page = tool("cli-reference").text()
+    [row] = re.findall(r"^\| `--broker URL` .*$", page, re.MULTILINE)
+    assert "TICKWHEEL_BROKER" in row
+    assert "required" in row
+    assert "| `--server" not in page
+    assert "| `--token" not in page
 
 
 def test_the_page_has_every_operation_and_every_type_of_an_answer():
