@@ -62,3 +62,22 @@ def test_what_the_page_says_of_fields_is_said_of_fields_that_exist():
         assert set(fields) <= set(document["components"]["schemas"][name]["properties"]), name
     for method, path in made.NOTES:
         assert method in document["paths"][path]
+
+
+def test_the_page_has_the_defaults_and_the_meanings_of_parameters():
+    page = tool("http-reference").text()
+    assert "| `limit` | `100` | a whole number from 1 to 1,000 | items of a page, at most |" in page
+    assert "| `limit` | `10` | a whole number from 1 to 100 | the number of firings" in page
+    assert "| `span` | `hour` | `day`, `hour`, `minute`, `week` | how far to look ahead |" in page
+
+
+def test_the_meanings_of_parameters_are_of_parameters_that_exist():
+    made = tool("http-reference")
+    document = json.loads(made.SOURCE.read_text("utf-8"))
+    names = {
+        path: {one["name"] for each in operations.values() for one in each.get("parameters", ())}
+        for path, operations in document["paths"].items()
+    }
+    assert made.PARAMETERS.keys() <= set().union(*names.values())
+    for path, meanings in made.OF_PATH.items():
+        assert meanings.keys() <= names[path]
