@@ -1,5 +1,6 @@
 """The pages of the reference: each public name has its place there, with its signature."""
 
+import dataclasses
 import importlib
 import inspect
 import re
@@ -92,6 +93,17 @@ def test_a_signature_is_that_of_the_code(kind, name, words):
     exec(f"def shown({words}): ...", names)
     actual = parameters(found(name))
     assert parameters(names["shown"]) == (actual[1:] if kind == "method" else actual)
+
+
+VALUES = re.findall(r"^\| `(\w+)` \| (`.*`) \|$", text_of("client"), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("name", "words"), VALUES, ids=[name for name, _ in VALUES])
+def test_the_fields_of_a_value_of_the_client_are_those_of_the_code(name, words):
+    kind = getattr(importlib.import_module("tickwheel.client"), name)
+    fields = getattr(kind, "_fields", None) or [one.name for one in dataclasses.fields(kind)]
+    properties = [one for one, what in vars(kind).items() if isinstance(what, property)]
+    assert {*re.findall(r"`(\w+)`", words)} == {*fields, *properties} - {"document"}
 
 
 def test_signatures_of_every_kind_are_compared():

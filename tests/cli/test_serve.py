@@ -152,6 +152,14 @@ def test_the_lab_is_at_the_address_that_it_prints():
         assert json.loads(scene)["entries"][0]["path"] == [{"at": 0, "level": 2, "slot": 17}]
 
 
+def test_the_lab_in_a_browser_names_the_extra_that_is_missing(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    ran = run("lab", "--web")
+    assert ran.code == 1
+    assert "uvicorn" in ran.err
+    assert "pip install 'tickwheel[server]'" in ran.err
+
+
 def test_the_lab_names_an_address_that_is_taken(run):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = "{}:{}".format(*taken.getsockname())

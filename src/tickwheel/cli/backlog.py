@@ -68,7 +68,8 @@ def replay(
     """Submit ended tasks again: by id, or all that match.
 
     The new task has a new id and names the old one as replay_of. A second replay needs --force;
-    without it the exit code is 4.
+    without it the exit code is 4. Filters choose failed tasks if --state is not given, and skip
+    tasks that were replayed before, with the exit code 0. --delay and --due-at need ids.
     """
     matches = given_filters(asked)
     if bool(task_ids) == bool(matches):

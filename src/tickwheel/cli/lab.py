@@ -28,7 +28,10 @@ from tickwheel.cli.types import DURATION
     help="Ticks per second.",
 )  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random timers.")
-@click.option("--web", is_flag=True, help="Serve the lab as a web page, with scenes to play.")
+@click.option(
+    "--web", is_flag=True,
+    help="Serve the lab as a web page, with scenes to play; it needs tickwheel[server].",
+)  # fmt: skip
 @click.option(
     "--listen", default="127.0.0.1:7381", show_default=True, help="HOST:PORT of the web page."
 )
@@ -63,11 +66,14 @@ def lab(
 
 def serve_page(listen: str) -> int:
     """Serve the lab until Ctrl-C."""
-    import uvicorn  # noqa: PLC0415
-
+    from tickwheel.cli.serve import server_packages  # noqa: PLC0415
     from tickwheel.config import LISTEN, Listen  # noqa: PLC0415
-    from tickwheel.web.lab import LabApp  # noqa: PLC0415
     from tickwheel.web.metrics_listener import bind_listener  # noqa: PLC0415
+
+    with server_packages():
+        import uvicorn  # noqa: PLC0415
+
+        from tickwheel.web.lab import LabApp  # noqa: PLC0415
 
     try:
         address = LISTEN.parse(listen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -12,7 +13,7 @@ from tickwheel.cli.terminal import print_warning
 from tickwheel.config import FILE, SETTINGS, SWITCH, find_mistyped, load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from tickwheel.config import Config, Setting
 
@@ -75,15 +76,22 @@ def serve(config_file: str | None, **flags: object) -> int:
 
 def run_server(config: Config) -> int:
     """Run a server; a missing package is an error that names the extra."""
-    try:
+    with server_packages():
         from tickwheel.web.server import run  # noqa: PLC0415 - imports the whole server
+    return run(config)
+
+
+@contextmanager
+def server_packages() -> Iterator[None]:
+    """Turn an import of a missing package into an error that names the extra."""
+    try:
+        yield
     except ImportError as missing:
         if (missing.name or "").startswith("tickwheel"):
             raise
         raise click.ClickException(
             f"{missing}; the server needs: pip install 'tickwheel[server]'"
         ) from missing
-    return run(config)
 
 
 @click.command(

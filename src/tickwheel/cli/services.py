@@ -71,7 +71,9 @@ def show(*, client: Client, out: Output, name: str) -> None:
     "--endpoint", metavar="URL", help="The URL to POST to, grpc://HOST:PORT, or that of a broker."
 )
 @click.option(
-    "--protocol", help="The protocol of calls: http, grpc, kafka, nats, redis, ...  [default: http]"
+    "--protocol",
+    help="The protocol of calls: http, grpc, rabbitmq, redis, kafka, nats, celery, or that of a"
+    " channel of your own.  [default: http]",
 )
 @click.option("--timeout", type=DURATION, help="The longest time for one call.")
 @click.option("--max-attempts", type=click.IntRange(1), help="The most calls before a task fails.")
@@ -91,8 +93,9 @@ def show(*, client: Client, out: Output, name: str) -> None:
 @click.option("--backoff-max", type=DURATION, help="The longest delay.")
 @click.option("--backoff-jitter", type=float, help="The part of the delay that is random, 0 to 1.")
 @click.option(
-    "--breaker-failures", type=click.IntRange(1), help="Failures in a row before a pause."
-)
+    "--breaker-failures", type=click.IntRange(1),
+    help="Calls in a row without an answer, or with a 5xx, before a pause.",
+)  # fmt: skip
 @click.option("--breaker-pause", type=DURATION, help="The first pause.")
 @click.option("--breaker-max-pause", type=DURATION, help="The longest pause.")
 @click.option(
@@ -178,7 +181,7 @@ def put(
 @with_output
 @with_client
 def delete(*, client: Client, out: Output, name: str) -> None:
-    """Delete a service; if it has live tasks, the exit code is 4."""
+    """Delete a service; if it has live tasks, or a schedule names it, the exit code is 4."""
     client.delete_service(name)
     out.result({"deleted": name}, f"deleted {name}")
 

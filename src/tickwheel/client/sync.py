@@ -83,8 +83,8 @@ class Client:
       cannot be reached is left for the next one at once, within the same try.
     - `timeout`: the most seconds for one call, including its retries and the waits between them.
       `retries`: the most retries, after a failed or broken connection and after 429, 502, 503 and
-      504, not sooner than Retry-After. The waits grow from 0.25 s to 8 s; five retries outlast a
-      restart of about 4 s.
+      504, not sooner than Retry-After. The waits grow from 0.25 s to 8 s, less a random part of up
+      to half of each; five retries outlast a restart of about 4 s.
     - A retried submit stores one task: it carries an idempotency key.
     - A refusal raises the error of its code, such as `KeyTaken`, or `ApiError`; a server that
       cannot be reached or does not answer raises `ServerUnavailable`.

@@ -186,7 +186,9 @@ def query_parameters(route: Route, schemas: Schemas) -> Iterable[dict[str, Any]]
     if route.query is None:
         return
     for name, schema in schemas.properties(route.query).items():
-        plain = {key: value for key, value in schema.items() if key not in ("anyOf", "default")}
+        plain = {key: value for key, value in schema.items() if key != "anyOf"}
+        if plain.get("default") is None:
+            plain.pop("default", None)
         for one in schema.get("anyOf", ()):
             if one != {"type": "null"}:
                 plain |= one

@@ -284,7 +284,7 @@ async def feedback(call: Call, body: schemas.Feedback) -> Reply:
 
 
 async def cancel_where(call: Call, body: schemas.CancelWhere) -> Reply:
-    """Cancel all unclaimed tasks of a service, or with a key, that match."""
+    """Cancel all unclaimed tasks that match every given field."""
     count = await call.scheduler.cancel_where(**arguments_of(call, body))
     if body.key is None:  # cancelling by key is routine; everything else goes to the audit log
         target, detail = call.access.name(body.service or "*"), f"{count} tasks"
