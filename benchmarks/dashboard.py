@@ -30,7 +30,7 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from tickwheel.durable.metrics import Histogram
+from tickwheel.durable.histogram import Histogram
 from tickwheel.durable.stores.postgres.store import PostgresStore
 from tickwheel.durable.stores.sqlite.store import SqliteStore
 from tickwheel.values.task import Ids, State, Submission, Task

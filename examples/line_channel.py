@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from tickwheel.durable import Scheduler
 from tickwheel.durable.channel import UNSENT, Answer
-from tickwheel.durable.metrics import Histogram
+from tickwheel.durable.histogram import Histogram
 from tickwheel.values.task import Event
 
 

@@ -252,6 +252,18 @@ def check_probes(container, port):
         assert path in PATHS
 
 
+def test_the_image_that_the_page_builds_is_pushed_and_runs_in_the_pods():
+    (built,) = re.findall(r"^\$ docker build .* -t (\S+) \.$", PAGE, re.MULTILINE)
+    (pushed,) = re.findall(r"^\$ docker push (\S+)$", PAGE, re.MULTILINE)
+    (program,) = re.findall(
+        r"^\$ sed '(.*)' deploy/kubernetes/tickwheel\.yaml \| kubectl apply -f -$",
+        PAGE, re.MULTILINE,
+    )  # fmt: skip
+    applied = subprocess.check_output(["sed", program], input=KUBERNETES, text=True)
+    (image,) = re.findall(r"^ *image: (\S+)", applied, re.MULTILINE)
+    assert image == pushed == built
+
+
 # The image
 
 

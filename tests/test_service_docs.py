@@ -17,7 +17,7 @@ from tickwheel.client import AsyncClient, Client
 from tickwheel.config import SETTINGS
 from tickwheel.durable.channels.headers import headers_of, service_headers
 from tickwheel.durable.channels.http.channel import answer_to, plan_for
-from tickwheel.durable.metrics import Histogram
+from tickwheel.durable.histogram import Histogram
 from tickwheel.durable.permits.flow import Flow
 from tickwheel.http import Response
 from tickwheel.values.service import Backoff, Breaker, Service

@@ -378,13 +378,13 @@ class Config:
     )
     grpc_client_ca: Path | None = _setting(  # noqa: RUF009
         None, FILE_NAME,
-        "The certificate authority that clients of the gRPC API need a certificate of.",
+        "The authority that must have signed the certificates of gRPC clients (mTLS).",
     )  # fmt: skip
     grpc_ca: Path | None = _setting(  # noqa: RUF009
         None, FILE_NAME, "The certificate authorities that calls to grpcs:// endpoints trust."
     )
     grpc_cert: Path | None = _setting(  # noqa: RUF009
-        None, FILE_NAME, "The certificate chain that calls to grpcs:// endpoints show."
+        None, FILE_NAME, "The client certificate chain presented to grpcs:// endpoints."
     )
     grpc_key: Path | None = _setting(None, FILE_NAME, "The private key of grpc_cert.")  # noqa: RUF009
     open_access: bool = _setting(

@@ -18,7 +18,7 @@ from tickwheel.cli.top_frame import (
     format_tick,
     quantile,
 )
-from tickwheel.durable.metrics import Histogram
+from tickwheel.durable.histogram import Histogram
 
 
 def make_snapshot(at=0.0, **more):

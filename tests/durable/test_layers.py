@@ -10,7 +10,7 @@ DURABLE = ROOT / "durable"
 
 # From the inside out: a module imports only from layers before its own, and from its own folder.
 LAYERS = [
-    "log metrics time_slices",
+    "histogram log time_slices",
     "store registry channel coordinator",
     "schedules",
     "permits batching",
@@ -27,7 +27,7 @@ LAYERS = [
 RANK = {name: rank for rank, line in enumerate(LAYERS) for name in line.split()}
 # An implementation imports its contract, the layers below it, and its own folder.
 IMPLEMENTATIONS = {"stores", "channels", "coordinators"}
-INNERMOST = {"log", "metrics", "time_slices", "permits", "batching"}
+INNERMOST = {"histogram", "log", "time_slices", "permits", "batching"}
 INNERMOST |= {"store", "schedules", "registry", "channel", "coordinator"}
 NAMES_IMPLEMENTATIONS = {"implementations", "__init__"}
 DRIVERS = {"aiokafka", "aiormq", "asyncpg", "apsw", "nats", "redis", "psycopg", "sqlalchemy"}

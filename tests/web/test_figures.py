@@ -5,7 +5,7 @@ import itertools
 import msgspec
 import pytest
 
-from tickwheel.durable.metrics import Histogram, summary
+from tickwheel.durable.histogram import Histogram, summary
 from tickwheel.web.figures import Durations, Level, Stats, merge, merge_durations, merge_levels
 from tickwheel.web.figures import stats_of as figures_of
 

@@ -17,7 +17,7 @@ IMPORTED = {
     "tickwheel.durable.channel",
     "tickwheel.durable.coordinator",
     "tickwheel.durable.registry",
-    "tickwheel.durable.metrics",
+    "tickwheel.durable.histogram",
     "tickwheel.durable.exposition",
     "tickwheel.durable.time_slices",
     "tickwheel.durable.directory.configuration",

@@ -405,8 +405,8 @@ def check_capacity(state: State) -> Iterator[Finding]:
             found = True
             yield late_finding(
                 row.name, late[row.name],
-                "see `tickwheel top`: raise its concurrency or rate, add nodes, or mend what it"
-                " calls",
+                "see `tickwheel top`: raise its concurrency or rate, add nodes, or fix its"
+                " endpoint",
             )  # fmt: skip
     functions = sorted(late.keys() - {row.name for row in state.services})
     for name in functions[:NAMES]:

@@ -128,8 +128,8 @@ def config(out: Output, config_file: str | None, **flags: object) -> None:
     """Show every setting of serve and its source.
 
     It takes the flags of `tickwheel serve` and shows their effect; secrets are masked. JSON has
-    only the values, as a file may have them. A wide terminal also shows what each setting means,
-    as `tickwheel serve --help` does everywhere.
+    the values without their sources. A wide terminal also shows what each setting means, as
+    `tickwheel serve --help` does everywhere.
     """
     made, origins = load_config(flags, config_file)
     if out.as_json:

@@ -84,8 +84,7 @@ def show(*, client: Client, out: Output, name: str) -> None:
 )
 @click.option(
     "--confirmed", type=click.Choice(CONFIRMED),
-    help="What a message means that its broker has confirmed: the task is finished, or runs until"
-    " feedback.",
+    help="What the broker's confirm means for the task: finished, or running until feedback.",
 )  # fmt: skip
 @click.option("--cloudevents", type=click.Choice(CLOUDEVENTS), help="Send messages as CloudEvents.")
 @click.option("--backoff-first", type=DURATION, help="The delay after the first failure.")

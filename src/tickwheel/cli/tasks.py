@@ -55,7 +55,7 @@ def filter_options(states: Sequence[str]) -> Callable[[F], F]:
 
     def decorate(command: F) -> F:
         for option in (
-            tag_option("tag", "Only tasks with this tag; given again, with both."),
+            tag_option("tag", "Only tasks with this tag; repeat it to require all of them."),
             click.option("--key", help="Only tasks with this key."),
             click.option(
                 "--service", shell_complete=service_names, help="Only tasks of this service."

@@ -12,7 +12,7 @@ from tickwheel.values.task import Event, Task
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tickwheel.durable.metrics import Histogram
+    from tickwheel.durable.histogram import Histogram
     from tickwheel.durable.permits.semaphore import Semaphore
 
 

@@ -19,7 +19,7 @@ from tickwheel.values.task import TRANSITIONS, State, namespace_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from tickwheel.durable.metrics import Histogram
+    from tickwheel.durable.histogram import Histogram
     from tickwheel.durable.steps.node import Node
     from tickwheel.durable.store import Store
 

@@ -89,7 +89,7 @@ class TaskServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SubmitBatch(self, request, context):
-        """Submits many tasks; one that is refused refuses only itself. Scope: submit.
+        """Submits many tasks; a refused task does not affect the others. Scope: submit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

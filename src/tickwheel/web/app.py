@@ -19,7 +19,7 @@ import msgspec
 
 import tickwheel
 from tickwheel.clock import SystemClock
-from tickwheel.durable.metrics import Histogram
+from tickwheel.durable.histogram import Histogram
 from tickwheel.errors import TickwheelError
 from tickwheel.values.json.encode import MAX_DEPTH
 from tickwheel.web import cluster, heat_map, lab, live, pages, services, session, tasks, tokens

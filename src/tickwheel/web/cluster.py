@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from tickwheel.durable.exposition import MEDIA_TYPE, exposition, store_counts
-from tickwheel.durable.metrics import summary
+from tickwheel.durable.histogram import summary
 from tickwheel.web import schemas, views
 from tickwheel.web.figures import Stats, Wheel, merge, stats_of, wheel_of
 from tickwheel.web.metrics import app_families

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 import msgspec
 from msgspec import Struct, field
 
-from tickwheel.durable.metrics import BOUNDS, Histogram, summary
+from tickwheel.durable.histogram import BOUNDS, Histogram, summary
 from tickwheel.durable.permits.flow import BreakerState
 from tickwheel.web.schemas import NodeFigures
 
@@ -24,7 +24,7 @@ HERE = "submitted_here"
 
 
 class Durations(Struct):
-    """A histogram of durations, as `durable.metrics.summary` gives it."""
+    """A histogram of durations, as `durable.histogram.summary` gives it."""
 
     count: int
     sum: float

@@ -26,7 +26,7 @@ import msgspec
 from tickwheel.clock import SystemClock
 from tickwheel.durable.directory.tokens import DEFAULT
 from tickwheel.durable.exposition import store_counts
-from tickwheel.durable.metrics import BOUNDS, Histogram
+from tickwheel.durable.histogram import BOUNDS, Histogram
 from tickwheel.errors import TickwheelError
 from tickwheel.web import schemas, views
 from tickwheel.web.cluster import merged_figures, own_wheel

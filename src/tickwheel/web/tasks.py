@@ -92,7 +92,7 @@ def read_submission(
 
 
 async def submit_batch(call: Call) -> Reply:
-    """Submit many tasks; one that is refused refuses only itself."""
+    """Submit many tasks; a refused task does not affect the others."""
     longest = max_task_bytes(call)
     answers = await store_batch(
         call, batch_tasks(call, longest), partial(decode_item, call, longest)

@@ -6,7 +6,7 @@ from fuzz.source import Source
 from tickwheel.client import operations, task
 from tickwheel.client.requests import Answer
 from tickwheel.durable.channels.http.channel import answer_to, plan_for
-from tickwheel.durable.metrics import Histogram
+from tickwheel.durable.histogram import Histogram
 from tickwheel.errors import TickwheelError
 from tickwheel.http.message import Response
 from tickwheel.values.service import Service

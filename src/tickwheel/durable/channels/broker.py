@@ -37,8 +37,8 @@ from tickwheel.durable.channels.headers import (
     redact,
 )
 from tickwheel.durable.channels.http.channel import no_room_answer
+from tickwheel.durable.histogram import Histogram
 from tickwheel.durable.log import logger
-from tickwheel.durable.metrics import Histogram
 from tickwheel.durable.permits.semaphore import Semaphore
 from tickwheel.errors import TargetRefused
 from tickwheel.http import NoRoom, OpenConnections

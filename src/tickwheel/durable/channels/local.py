@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tickwheel.clock import SystemClock
 from tickwheel.durable.channel import UNSENT, Answer
-from tickwheel.durable.metrics import Histogram
+from tickwheel.durable.histogram import Histogram
 from tickwheel.durable.permits.semaphore import Semaphore
 from tickwheel.values.json.encode import encode
 from tickwheel.values.outcome import Fail, Retry, Snooze, milliseconds

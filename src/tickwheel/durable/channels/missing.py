@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tickwheel.durable.channel import Answer, Tracer
-    from tickwheel.durable.metrics import Histogram
+    from tickwheel.durable.histogram import Histogram
     from tickwheel.durable.permits.semaphore import Semaphore
     from tickwheel.values.service import Service
     from tickwheel.values.task import Task

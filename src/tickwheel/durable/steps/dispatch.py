@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from tickwheel.durable.batching.capacity import AdaptiveLimit
 from tickwheel.durable.channel import UNSENT, Answer, BatchChannel, Delivery
+from tickwheel.durable.histogram import Histogram
 from tickwheel.durable.log import logger
-from tickwheel.durable.metrics import Histogram
 from tickwheel.durable.permits.flow import BreakerState, Flow
 from tickwheel.durable.permits.payloads import CLAIM_BYTES, Payloads
 from tickwheel.durable.steps.ending import lost_answer

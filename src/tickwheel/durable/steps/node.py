@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.aio import AsyncTimer
 from tickwheel.clock import BootClock, SystemClock
 from tickwheel.durable.directory.directory import Directory
+from tickwheel.durable.histogram import summary
 from tickwheel.durable.log import logger
-from tickwheel.durable.metrics import summary
 from tickwheel.durable.permits.holds import Holds
 from tickwheel.durable.steps.dispatch import Dispatch
 from tickwheel.durable.steps.due import run_due

@@ -22,7 +22,7 @@ from tickwheel.durable.channels.headers import (
 )
 from tickwheel.durable.channels.http.channel import MAX_PLANS, Plan, answer_to_error
 from tickwheel.durable.channels.missing import MissingPackage
-from tickwheel.durable.metrics import Histogram
+from tickwheel.durable.histogram import Histogram
 from tickwheel.errors import TargetRefused
 from tickwheel.http import OpenConnections
 from tickwheel.values.service import refuse_message_options

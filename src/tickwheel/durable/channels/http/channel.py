@@ -22,8 +22,8 @@ from tickwheel.durable.channels.headers import (
     service_headers,
 )
 from tickwheel.durable.channels.http.target import host_of
+from tickwheel.durable.histogram import Histogram
 from tickwheel.durable.log import logger
-from tickwheel.durable.metrics import Histogram
 from tickwheel.durable.permits.semaphore import Semaphore
 from tickwheel.errors import TargetRefused
 from tickwheel.http import HttpError, NoRoom, NotSent, OpenConnections, Pool

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.durable.metrics import BOUNDS, Histogram
+from tickwheel.durable.histogram import BOUNDS, Histogram
 
 
 def test_a_new_one_is_empty():
