@@ -117,3 +117,8 @@ def test_links_between_pages_exist():
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+\.md)\)", page.read_text("utf-8")):
             assert (page.parent / target).exists(), f"{page} has a link to {target}"
+
+
+def test_every_link_has_a_text_without_which_a_forge_shows_nothing():
+    for page in PAGES:
+        assert re.findall(r"(?<!!)\[\]\(.*?\)", page.read_text("utf-8")) == [], page
