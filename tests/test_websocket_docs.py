@@ -1,4 +1,4 @@
-"""The page about idle connections: its WebSocket server closes a connection that is silent."""
+"""The WebSocket server of the page about idle connections closes a connection that is silent."""
 
 import asyncio
 
