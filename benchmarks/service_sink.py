@@ -105,7 +105,7 @@ REPORTS = {b"/count": count, b"/tally": tally, b"/reset": reset}
 async def serve() -> dict[str, Any]:
     """Serve until the process ends."""
     listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    server = await asyncio.get_running_loop().create_server(Sink, sock=listening)
+    server = await asyncio.get_running_loop().create_server(Sink, sock=listening, backlog=1024)
     print(listening.getsockname()[1], flush=True)
     await server.serve_forever()
     return {}
