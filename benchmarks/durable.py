@@ -65,7 +65,7 @@ WHOLE = Plan(
     peers=Amount(2.0, 1_000, 10.0, 2_000, 120.0),
 )
 QUICK = Plan(
-    counts={"many": 10_000, "burst": 2_000, "lateness": 100},
+    counts={"many": 100_000, "burst": 10_000, "lateness": 100},
     seconds={"submit": 0.5, "lateness": 1.0, "idle": 1.0},
     repetitions=dict.fromkeys((*GROUPS, "in_turn"), 1),
     pending=20_000,
