@@ -86,7 +86,7 @@ class TestTheRequest:
     async def test_its_deadline_is_the_timeout_of_the_attempt(self, channel, callee):
         await channel.send(task(timeout_ms=7_000), service(callee.endpoint, timeout=60.0))
         await channel.send(task(), service(callee.endpoint, timeout=None))
-        assert 5 < callee.remaining[0] <= 7
+        assert 0 < callee.remaining[0] < 8  # gRPC rounds it up
         assert callee.remaining[1] is None or callee.remaining[1] > 1e6
 
     async def test_all_calls_of_a_service_use_one_connection(self, channel, callee):
