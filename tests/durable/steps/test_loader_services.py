@@ -144,3 +144,18 @@ async def test_a_service_with_a_full_queue_is_not_taken_for_empty(many):
     await many.put(*[-1] * 5, service="s7")
     await many.loader.step()
     assert many.delays() == [-1] * 5
+
+
+async def test_a_service_that_disappears_during_a_preload_is_left_out(many):
+    await many.put(1, service="s7")
+    await many.put(1, service="s8")
+    services = many.store.services
+
+    async def vanish(*args):
+        found = await services(*args)
+        del many.services["s7"]
+        return found
+
+    many.store.services = vanish
+    await many.loader.preload([0])
+    assert many.windows == [["s8"]]
