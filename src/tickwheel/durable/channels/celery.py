@@ -20,6 +20,7 @@ import contextlib
 import json
 import ssl
 import struct
+from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -171,7 +172,7 @@ def parse(body: bytes, now: float) -> Stored | str:
         return f"the payload is not a message that tickwheel.celery has stored: {error!r:.200}"
 
 
-class Publisher:
+class Publisher(ABC):
     """Publishes with kombu, and blocks; what both brokers have in common."""
 
     def __init__(self, connection: Connection) -> None:
@@ -199,20 +200,20 @@ class Publisher:
         self._failed = False
         return errors
 
+    @abstractmethod
     def ping(self) -> None:
         """Wait for the broker's answer; raise if there is none."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Close the connection."""
         self._connection.collect(socket_timeout=1)
 
-    def _notice_end(self) -> None:
+    def _notice_end(self) -> None:  # noqa: B027 - Redis has nothing to notice
         """Raise if the broker has closed the connection since the last message."""
 
+    @abstractmethod
     def _confirm(self, messages: Sequence[Stored]) -> list[str | None]:
         """Publish messages whose queues exist, and wait for the confirms."""
-        raise NotImplementedError
 
     def _declare(self, messages: Sequence[Stored]) -> list[str | None]:
         """Declare what the messages need; return for each why that is not possible, or None."""
